@@ -1,9 +1,13 @@
-//! The candidates for the next token, and the filters that cut them down.
+//! The candidates for the next token, and what is known of their softmax.
+//!
+//! At first every token is one, so loops over all of them are vectorized kernels, whose results
+//! have the same bits on every instruction set. Tokens are listed only once some are gone.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
-/// Candidates sorted at a time where a filter needs the first few in an order.
-const FRONT: usize = 64;
+use octavo_kernels::{ExpSums, LOGIT_BLOCK, LogitKernels, exp_f64};
 
 /// A token that may be next.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -21,245 +25,335 @@ pub(super) fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
 /// The candidates for the next token.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Candidates {
-    /// Those that can be drawn, with finite logits.
-    pub(super) list: Vec<Candidate>,
+    kernels: LogitKernels,
+    /// Finite logits of those that can be drawn.
+    pub(super) logits: Vec<f64>,
+    /// Their tokens; empty while every token is one, in the order of ids.
+    ids: Vec<u32>,
     /// Number of further ones whose logits are negative infinity. They are never drawn, but
     /// llama.cpp's filters count them.
-    masked: usize,
+    pub(super) masked: usize,
+    /// Largest logit of each block, once it is known.
+    maxima: OnceLock<Vec<f64>>,
+    /// Softmax of the logits, once it is known.
+    softmax: OnceLock<Softmax>,
+}
+
+/// Softmax of the candidates.
+#[derive(Clone, Debug)]
+pub(super) struct Softmax {
+    /// Largest logit.
+    pub(super) max: f64,
+    /// Sum of `e^(logit - max)`.
+    pub(super) total: f64,
+    /// Logarithm of the sum of the exponentials of the logits.
+    pub(super) log_sum: f64,
+    /// Entropy in nats.
+    pub(super) entropy: f64,
+    /// Sums of each block.
+    blocks: Vec<ExpSums>,
+}
+
+impl Softmax {
+    fn new(max: f64, blocks: Vec<ExpSums>) -> Softmax {
+        let total: f64 = blocks.iter().map(|sums| sums.powers).sum();
+        let products: f64 = blocks.iter().map(|sums| sums.products).sum();
+        Softmax {
+            max,
+            total,
+            log_sum: max + total.ln(),
+            entropy: total.ln() - products / total,
+            blocks,
+        }
+    }
 }
 
 impl Candidates {
-    /// Makes every token a candidate, with its logit.
-    pub(super) fn fill(&mut self, logits: &[f32]) {
+    /// Makes every token a candidate, with its logit. Returns whether all logits are finite;
+    /// nothing is right otherwise.
+    pub(super) fn fill(&mut self, logits: &[f32]) -> bool {
         self.masked = 0;
-        self.list.clear();
-        // + 0.0 makes a negative zero equal to zero under total_cmp
-        self.list
-            .extend((0u32..).zip(logits).map(|(id, &l)| Candidate {
-                id,
-                logit: f64::from(l) + 0.0,
-            }));
+        self.ids.clear();
+        self.forget();
+        let mut maxima = Vec::new();
+        let are_finite = self.kernels.widen(logits, &mut self.logits, &mut maxima);
+        self.maxima = OnceLock::from(maxima);
+        are_finite
     }
 
-    /// Masks the candidates for which `stays` is false.
-    pub(super) fn mask(&mut self, stays: impl Fn(&Candidate) -> bool) {
-        let before = self.list.len();
-        self.list.retain(stays);
-        self.masked += before - self.list.len();
+    /// Forgets what is known of the logits, which change.
+    fn forget(&mut self) {
+        self.maxima.take();
+        self.softmax.take();
+    }
+
+    /// Returns the number of candidates, masked ones excluded.
+    pub(super) fn len(&self) -> usize {
+        self.logits.len()
     }
 
     /// Returns the number of candidates, masked ones included.
     pub(super) fn size(&self) -> usize {
-        self.list.len() + self.masked
+        self.logits.len() + self.masked
+    }
+
+    /// Returns the tokens; none if every token is a candidate.
+    pub(super) fn ids(&self) -> &[u32] {
+        &self.ids
+    }
+
+    fn at(&self, place: usize) -> Candidate {
+        Candidate {
+            id: self.ids.get(place).copied().unwrap_or(place as u32),
+            logit: self.logits[place],
+        }
+    }
+
+    /// Iterates over the candidates in their order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = Candidate> {
+        (0..self.len()).map(|place| self.at(place))
+    }
+
+    fn maxima(&self) -> &[f64] {
+        self.maxima.get_or_init(|| {
+            let mut maxima = Vec::new();
+            self.kernels.maxima(&self.logits, &mut maxima);
+            maxima
+        })
+    }
+
+    /// Returns the largest logit; negative infinity if there is no candidate.
+    pub(super) fn max(&self) -> f64 {
+        let maxima = self.maxima().iter().copied();
+        maxima.fold(f64::NEG_INFINITY, f64::max)
+    }
+
+    /// Returns the softmax of the logits.
+    pub(super) fn softmax(&self) -> &Softmax {
+        self.softmax.get_or_init(|| {
+            let max = self.max();
+            Softmax::new(max, self.kernels.exp_sums(&self.logits, max))
+        })
+    }
+
+    /// Replaces `all` by the probability of each candidate.
+    pub(super) fn probabilities(&self, all: &mut Vec<f64>) {
+        let Softmax { max, total, .. } = *self.softmax();
+        all.clone_from(&self.logits);
+        self.kernels.exps(all, max);
+        all.iter_mut().for_each(|power| *power /= total);
+    }
+
+    /// Returns the candidates for which `stays` is true, in their order. It must be false of every
+    /// logit below `floor`: blocks that have no other are skipped.
+    pub(super) fn select(&self, floor: f64, stays: impl Fn(&Candidate) -> bool) -> Vec<Candidate> {
+        let mut list = Vec::new();
+        let none = Candidate { id: 0, logit: 0.0 };
+        let mut kept = [none; LOGIT_BLOCK];
+        for (block, most) in self.maxima().iter().enumerate() {
+            if *most < floor {
+                continue;
+            }
+            // each is written, and overwritten if it does not stay: branches would be guessed wrong
+            let mut n = 0;
+            let places = block * LOGIT_BLOCK..self.len().min((block + 1) * LOGIT_BLOCK);
+            let mut keep = |id: u32, logit: f64| {
+                let one = Candidate { id, logit };
+                kept[n % LOGIT_BLOCK] = one;
+                n += usize::from(stays(&one));
+            };
+            let logits = &self.logits[places.clone()];
+            match self.ids.get(places.clone()) {
+                Some(ids) => ids.iter().zip(logits).for_each(|(id, l)| keep(*id, *l)),
+                None => (places.start as u32..)
+                    .zip(logits)
+                    .for_each(|(id, l)| keep(id, *l)),
+            }
+            list.extend_from_slice(&kept[..n]);
+        }
+        list
+    }
+
+    /// Returns every candidate, in their order.
+    pub(super) fn all(&self) -> Vec<Candidate> {
+        self.iter().collect()
+    }
+
+    /// Returns `e^(logit - max)` of the candidates in a list, with the largest logit of all.
+    pub(super) fn powers(&self, list: &[Candidate]) -> Vec<f64> {
+        let mut powers: Vec<f64> = list.iter().map(|c| c.logit).collect();
+        self.kernels.exps(&mut powers, self.softmax().max);
+        powers
+    }
+
+    /// Replaces the candidates by these.
+    pub(super) fn replace(&mut self, list: &[Candidate]) {
+        self.forget();
+        self.logits.clear();
+        self.logits.extend(list.iter().map(|c| c.logit));
+        self.ids.clear();
+        self.ids.extend(list.iter().map(|c| c.id));
+    }
+
+    /// Masks the candidates for which `stays` is false; it is false of every logit below `floor`.
+    pub(super) fn mask(&mut self, floor: f64, stays: impl Fn(&Candidate) -> bool) {
+        let list = self.select(floor, stays);
+        self.masked += self.len() - list.len();
+        self.replace(&list);
+    }
+
+    /// Adds bias to the logits of tokens, all of which are candidates yet, and masks those that it
+    /// makes negative infinity or that are `banned`.
+    pub(super) fn bias(&mut self, bias: &[(u32, f32)], banned: &[u32]) {
+        if bias.is_empty() && banned.is_empty() {
+            return;
+        }
+        self.forget();
+        for &(id, bias) in bias {
+            self.logits[id as usize] += f64::from(bias);
+        }
+        let biased = bias.iter().map(|(id, _)| *id);
+        let mut gone: Vec<u32> = biased
+            .filter(|id| self.logits[*id as usize] == f64::NEG_INFINITY)
+            .chain(banned.iter().copied())
+            .filter(|id| (*id as usize) < self.len())
+            .collect();
+        gone.sort_unstable();
+        gone.dedup();
+        if !gone.is_empty() {
+            self.remove(&gone);
+        }
+    }
+
+    /// Masks these tokens, in the order of their ids. Every token is a candidate yet.
+    fn remove(&mut self, gone: &[u32]) {
+        let all = self.len() as u32;
+        let ends = gone.iter().copied().chain([all]);
+        let mut first = 0;
+        for end in ends {
+            let to = self.ids.len();
+            self.logits.copy_within(first as usize..end as usize, to);
+            self.ids.extend(first..end);
+            first = end + 1;
+        }
+        self.logits.truncate(self.ids.len());
+        self.masked += gone.len();
+    }
+
+    /// Changes the logits of those of these tokens that are candidates.
+    pub(super) fn adjust<T>(&mut self, tokens: &BTreeMap<u32, T>, by: impl Fn(f64, &T) -> f64) {
+        self.forget();
+        if self.ids.is_empty() {
+            for (id, value) in tokens {
+                if let Some(logit) = self.logits.get_mut(*id as usize) {
+                    *logit = by(*logit, value);
+                }
+            }
+        } else if self.ids.is_sorted() {
+            for (id, value) in tokens {
+                if let Ok(place) = self.ids.binary_search(id) {
+                    self.logits[place] = by(self.logits[place], value);
+                }
+            }
+        } else {
+            for (logit, id) in self.logits.iter_mut().zip(&self.ids) {
+                if let Some(value) = tokens.get(id) {
+                    *logit = by(*logit, value);
+                }
+            }
+        }
+    }
+
+    /// Multiplies the logits by a positive factor.
+    pub(super) fn scale(&mut self, factor: f64) {
+        let maxima = self.maxima.take();
+        self.forget();
+        self.logits.iter_mut().for_each(|logit| *logit *= factor);
+        if let Some(mut maxima) = maxima {
+            maxima.iter_mut().for_each(|most| *most *= factor);
+            self.maxima = OnceLock::from(maxima);
+        }
+    }
+
+    /// Replaces the logits by what `of` makes of each probability in `probabilities`.
+    pub(super) fn reshape(&mut self, probabilities: &[f64], of: impl Fn(f64) -> f64) {
+        self.forget();
+        for (logit, p) in self.logits.iter_mut().zip(probabilities) {
+            *logit = of(*p);
+        }
     }
 
     /// Returns the most likely candidate.
     pub(super) fn best(&self) -> Option<Candidate> {
-        self.list.iter().min_by(|a, b| likelier(a, b)).copied()
-    }
-
-    fn max(&self) -> f64 {
-        let logits = self.list.iter().map(|c| c.logit);
-        logits.fold(f64::NEG_INFINITY, f64::max)
-    }
-
-    /// Returns the logarithm of the sum of the exponentials of the logits.
-    pub(super) fn log_sum_exp(&self) -> f64 {
         let max = self.max();
-        let sum: f64 = self.list.iter().map(|c| (c.logit - max).exp()).sum();
-        max + sum.ln()
+        let equals = self.select(max, |c| c.logit == max);
+        equals.into_iter().min_by_key(|c| c.id)
     }
 
-    /// Returns the entropy of the softmax in nats.
-    fn entropy(&self, log_sum: f64) -> f64 {
-        let terms = self.list.iter().map(|c| {
-            let logprob = c.logit - log_sum;
-            let p = logprob.exp();
-            if p > 0.0 { -p * logprob } else { 0.0 }
-        });
-        terms.sum()
-    }
-
-    /// Keeps the first `n` candidates, of which masked ones are the last.
-    fn truncate(&mut self, n: usize) {
-        self.masked = self.masked.min(n.saturating_sub(self.list.len()));
-        self.list.truncate(n);
-    }
-
-    /// Sorts candidates to the front until `is_enough` is true of one, which is the last that is
-    /// kept; keeps at least `min_keep`, and all if none is enough.
-    fn keep_until(
-        &mut self,
-        order: impl Fn(&Candidate, &Candidate) -> Ordering,
-        min_keep: usize,
-        mut is_enough: impl FnMut(&Candidate) -> bool,
-    ) {
-        let mut done = 0;
-        let mut reached = false;
-        // the set is usually small: sort a growing front instead of the whole vocabulary
-        let mut front = FRONT;
-        while done < self.list.len() {
-            let rest = &mut self.list[done..];
-            let n = front.min(rest.len());
-            if n < rest.len() {
-                rest.select_nth_unstable_by(n, &order);
+    /// Returns the `n` most likely candidates, or all if there are fewer, the best first.
+    pub(super) fn largest(&self, n: usize) -> Vec<Candidate> {
+        if n == 0 {
+            return Vec::new();
+        }
+        // the largest of n blocks are n logits: no smaller one can be among the n largest
+        let mut maxima = self.maxima().to_vec();
+        let floor = match n <= maxima.len() {
+            true => {
+                *maxima
+                    .select_nth_unstable_by(n - 1, |a, b| b.total_cmp(a))
+                    .1
             }
-            rest[..n].sort_unstable_by(&order);
-            for (i, c) in (1..).zip(&rest[..n]) {
-                reached = reached || is_enough(c);
-                if reached && done + i >= min_keep {
-                    return self.truncate(done + i);
-                }
-            }
-            done += n;
-            front *= 8;
-        }
-        if reached {
-            self.truncate(min_keep);
-        }
-    }
-
-    /// Keeps the `k` most likely; 0 keeps all.
-    pub(super) fn top_k(&mut self, k: usize) {
-        if k == 0 || k >= self.size() {
-            return;
-        }
-        if k < self.list.len() {
-            self.list.select_nth_unstable_by(k - 1, likelier);
-        }
-        self.truncate(k);
-        self.list.sort_unstable_by(likelier);
-    }
-
-    /// Keeps the most likely whose probabilities together reach `p`.
-    pub(super) fn top_p(&mut self, p: f64, min_keep: usize) {
-        if p >= 1.0 {
-            return;
-        }
-        let max = self.max();
-        let total: f64 = self.list.iter().map(|c| (c.logit - max).exp()).sum();
-        let mut sum = 0.0;
-        self.keep_until(likelier, min_keep, |c| {
-            sum += (c.logit - max).exp();
-            sum >= p * total
-        });
-    }
-
-    /// Keeps those at least `p` times as likely as the most likely one.
-    pub(super) fn min_p(&mut self, p: f64, min_keep: usize) {
-        if p <= 0.0 {
-            return;
-        }
-        let floor = self.max() + p.ln();
-        let enough = self.list.iter().filter(|c| c.logit >= floor).count();
-        if enough < min_keep.max(1) {
-            return self.top_k(min_keep.max(1));
-        }
-        self.list.retain(|c| c.logit >= floor);
-        self.masked = 0;
-    }
-
-    /// Keeps those whose information content is closest to the entropy, until their probabilities
-    /// together exceed `p` (Meister and others 2023, locally typical sampling).
-    pub(super) fn typical(&mut self, p: f64, min_keep: usize) {
-        if p >= 1.0 {
-            return;
-        }
-        let log_sum = self.log_sum_exp();
-        let entropy = self.entropy(log_sum);
-        let distance = |c: &Candidate| (log_sum - c.logit - entropy).abs();
-        let closer = |a: &Candidate, b: &Candidate| {
-            distance(a).total_cmp(&distance(b)).then(a.id.cmp(&b.id))
+            false => f64::NEG_INFINITY,
         };
-        let mut sum = 0.0;
-        self.keep_until(closer, min_keep, |c| {
-            sum += (c.logit - log_sum).exp();
-            sum > p
-        });
-    }
-
-    /// Masks those more than `n` standard deviations of all logits below the largest (Tang and
-    /// others 2024, top-nσ).
-    pub(super) fn top_n_sigma(&mut self, n: f64) {
-        if n <= 0.0 || self.size() <= 1 {
-            return;
+        let mut list = self.select(floor, |c| c.logit >= floor);
+        if n < list.len() {
+            list.select_nth_unstable_by(n - 1, likelier);
+            list.truncate(n);
         }
-        let count = self.list.len() as f64;
-        let mean = self.list.iter().map(|c| c.logit).sum::<f64>() / count;
-        let squares = self.list.iter().map(|c| (c.logit - mean).powi(2));
-        let deviation = (squares.sum::<f64>() / count).sqrt();
-        let floor = self.max() - n * deviation;
-        self.mask(|c| c.logit >= floor);
-    }
-
-    /// Removes those of at least the probability `threshold`, but the least likely of them.
-    pub(super) fn exclude_top_choices(&mut self, threshold: f64, min_keep: usize) {
-        let log_sum = self.log_sum_exp();
-        let is_top = |c: &Candidate| (c.logit - log_sum).exp() >= threshold;
-        let tops = self.list.iter().filter(|c| is_top(c));
-        let n = tops.clone().count();
-        let Some(last) = tops.max_by(|a, b| likelier(a, b)).copied() else {
-            return;
-        };
-        if self.size() - (n - 1) >= min_keep {
-            self.list.retain(|c| !is_top(c) || *c == last);
-        }
-    }
-
-    /// Divides logits by a temperature; 0 leaves the most likely candidate.
-    pub(super) fn divide(&mut self, temperature: f64) {
-        if temperature > 0.0 {
-            self.list.iter_mut().for_each(|c| c.logit /= temperature);
-        } else if let Some(best) = self.best() {
-            self.mask(|c| *c == best);
-        }
-    }
-
-    /// Divides logits by a temperature that is `temperature` less `range` where one candidate is
-    /// certain, and `temperature` plus `range` where all are alike.
-    pub(super) fn divide_by_entropy(&mut self, temperature: f64, range: f64, exponent: f64) {
-        let size = self.size();
-        if size <= 1 {
-            return;
-        }
-        let least = (temperature - range).max(0.0);
-        let most = temperature + range;
-        let entropy = self.entropy(self.log_sum_exp()) / (size as f64).ln();
-        self.divide(least + (most - least) * entropy.powf(exponent));
-    }
-
-    /// Keeps those of at most `surprise` bits, and at least the most likely one.
-    pub(super) fn keep_surprise(&mut self, surprise: f64) {
-        let log_sum = self.log_sum_exp();
-        let Some(best) = self.best() else { return };
-        let bits = |c: &Candidate| (log_sum - c.logit) / std::f64::consts::LN_2;
-        self.list.retain(|c| *c == best || bits(c) <= surprise);
-        self.masked = 0;
+        list.sort_unstable_by(likelier);
+        list
     }
 
     /// Draws from the softmax by a number in [0, 1).
     pub(super) fn draw(&self, unit: f64) -> Option<u32> {
-        let max = self.max();
-        let total: f64 = self.list.iter().map(|c| (c.logit - max).exp()).sum();
+        let Softmax { max, total, .. } = *self.softmax();
         let target = unit * total;
-        let mut sum = 0.0;
-        for c in &self.list {
-            sum += (c.logit - max).exp();
-            if sum > target {
-                return Some(c.id);
+        let mut before = 0.0;
+        for (block, sums) in self.softmax().blocks.iter().enumerate() {
+            let end = before + sums.powers;
+            if end > target {
+                let first = block * LOGIT_BLOCK;
+                let mut sum = before;
+                for place in first..self.len().min(first + LOGIT_BLOCK) {
+                    let power = exp_f64(self.logits[place] - max);
+                    sum += power;
+                    if sum > target && power > 0.0 {
+                        return Some(self.at(place).id);
+                    }
+                }
+                // in this order the block's sum was rounded down: the next block begins with more
             }
+            before = end;
         }
         // only if target rounded up to the total itself: the last token that has any probability
-        let mut backwards = self.list.iter().rev();
-        backwards
-            .find(|c| (c.logit - max).exp() > 0.0)
-            .map(|c| c.id)
+        let has_any = |place: &usize| exp_f64(self.logits[*place] - max) > 0.0;
+        let last = (0..self.len()).rev().find(has_any);
+        last.map(|place| self.at(place).id)
     }
 
     /// Returns the natural log-probability of a candidate under the softmax; negative infinity of a
     /// token that is none.
     pub(super) fn logprob(&self, id: u32) -> f64 {
-        let own = self.list.iter().find(|c| c.id == id);
-        own.map_or(f64::NEG_INFINITY, |c| c.logit - self.log_sum_exp())
+        let own = match self.ids.is_empty() {
+            true => self.logits.get(id as usize),
+            false => {
+                let place = self.ids.iter().position(|own| *own == id);
+                place.map(|place| &self.logits[place])
+            }
+        };
+        own.map_or(f64::NEG_INFINITY, |logit| logit - self.softmax().log_sum)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -2,7 +2,7 @@
 //! kept from token to token.
 
 use super::SamplerConfig;
-use super::candidates::{Candidates, likelier};
+use super::candidates::Candidates;
 
 /// Most candidates from which Mirostat 1 estimates the exponent of Zipf's law.
 const ESTIMATED_FROM: usize = 100;
@@ -87,6 +87,10 @@ impl Mirostat {
         match self.version {
             1 => {
                 let k = self.zipf_cut(candidates);
+                if k >= candidates.size() {
+                    // the order that seeds have always drawn in
+                    candidates.bring_forward(ESTIMATED_FROM);
+                }
                 candidates.top_k(k);
             }
             _ => candidates.keep_surprise(self.most),
@@ -95,14 +99,9 @@ impl Mirostat {
 
     /// Returns how many candidates stay below the largest surprise, if probabilities follow Zipf's
     /// law; its exponent is estimated from the most likely candidates. At least 1.
-    fn zipf_cut(&self, candidates: &mut Candidates) -> usize {
-        let list = &mut candidates.list;
-        let n = ESTIMATED_FROM.min(list.len());
-        if n < list.len() {
-            list.select_nth_unstable_by(n, likelier);
-        }
-        list[..n].sort_unstable_by(likelier);
-        let pairs = (1..).zip(list[..n].windows(2)).map(|(rank, pair)| {
+    fn zipf_cut(&self, candidates: &Candidates) -> usize {
+        let front = candidates.largest(ESTIMATED_FROM);
+        let pairs = (1..).zip(front.windows(2)).map(|(rank, pair)| {
             let rank = f64::from(rank);
             let ranks = ((rank + 1.0) / rank).ln();
             (ranks, pair[0].logit - pair[1].logit)
@@ -114,11 +113,11 @@ impl Mirostat {
         let excess = exponent - 1.0;
         let tail = 1.0 - (self.n_vocab as f64).powf(-excess);
         let k = (excess * self.most.exp2() / tail).powf(1.0 / exponent);
-        match k.is_finite() && k < list.len() as f64 {
+        match k.is_finite() && k < candidates.len() as f64 {
             true => (k as usize).max(1),
             // too many for an integer leaves one in llama.cpp
             false if !k.is_finite() || k > f64::from(i32::MAX) => 1,
-            false => list.len(),
+            false => candidates.len(),
         }
     }
 
@@ -136,8 +135,10 @@ pub(super) struct Adaptive {
     /// Probabilities of the tokens so far, and the number of these, both decaying.
     sum: f64,
     weight: f64,
-    /// Log-probabilities of the last candidates, before they were reshaped, by id.
-    logprobs: Vec<(u32, f64)>,
+    /// Probabilities of the last candidates, before they were reshaped.
+    probabilities: Vec<f64>,
+    /// Their tokens; empty if every token was one, in the order of ids.
+    ids: Vec<u32>,
 }
 
 impl Adaptive {
@@ -149,28 +150,32 @@ impl Adaptive {
             decay,
             sum: target / (1.0 - decay),
             weight: 1.0 / (1.0 - decay),
-            logprobs: Vec::new(),
+            probabilities: Vec::new(),
+            ids: Vec::new(),
         }
     }
 
     fn reshape(&mut self, candidates: &mut Candidates) {
-        let log_sum = candidates.log_sum_exp();
         let target = self.target.clamp(0.0, 1.0);
         let aim = (2.0 * target - self.sum / self.weight).clamp(0.0, 1.0);
-        self.logprobs.clear();
-        for c in &mut candidates.list {
-            let logprob = c.logit - log_sum;
-            self.logprobs.push((c.id, logprob));
-            let distance = (logprob.exp() - aim).abs() / WIDTH;
-            c.logit = PEAK - SLOPE * distance * distance / (1.0 + distance);
-        }
+        candidates.probabilities(&mut self.probabilities);
+        candidates.ids().clone_into(&mut self.ids);
+        candidates.reshape(&self.probabilities, |p| {
+            let distance = (p - aim).abs() / WIDTH;
+            PEAK - SLOPE * distance * distance / (1.0 + distance)
+        });
     }
 
     fn accept(&mut self, id: u32) {
-        if let Some((_, logprob)) = self.logprobs.iter().find(|(of, _)| *of == id) {
-            self.sum = logprob.exp() + self.decay * self.sum;
+        let place = match self.ids.is_empty() {
+            true => Some(id as usize),
+            false => self.ids.iter().position(|of| *of == id),
+        };
+        if let Some(p) = place.and_then(|place| self.probabilities.get(place)) {
+            self.sum = p + self.decay * self.sum;
             self.weight = 1.0 + self.decay * self.weight;
         }
-        self.logprobs.clear();
+        self.probabilities.clear();
+        self.ids.clear();
     }
 }

@@ -120,18 +120,19 @@ pub(super) fn penalise(
         true => (LN_MAX / base.ln()) as usize,
         false => usize::MAX,
     };
-    for c in &mut candidates.list {
-        if let Some(length) = longest.get(&c.id) {
-            let exponent = (length - allowed).min(most) as f64;
-            let penalty = f64::from(config.dry_multiplier) * base.powf(exponent);
-            // as in llama.cpp, whose f32 overflows
-            c.logit = match penalty <= f64::from(f32::MAX) {
-                true => c.logit - penalty,
-                false => f64::NEG_INFINITY,
-            };
-        }
+    let penalty = |length: &usize| {
+        let exponent = (length - allowed).min(most) as f64;
+        f64::from(config.dry_multiplier) * base.powf(exponent)
+    };
+    // as in llama.cpp, whose f32 overflows
+    let bans = |length: &usize| penalty(length) > f64::from(f32::MAX);
+    candidates.adjust(&longest, |logit, length| match bans(length) {
+        true => f64::NEG_INFINITY,
+        false => logit - penalty(length),
+    });
+    if longest.values().any(bans) {
+        candidates.mask(f64::MIN, |c| c.logit > f64::NEG_INFINITY);
     }
-    candidates.mask(|c| c.logit > f64::NEG_INFINITY);
 }
 
 /// Returns, for each place, how many tokens from there on equal those from the start (Gusfield's Z

@@ -64,16 +64,13 @@ impl History {
     /// logit's sign.
     pub(super) fn penalise(&self, candidates: &mut Candidates, config: &SamplerConfig) {
         let repeat = f64::from(config.repeat_penalty);
-        for c in &mut candidates.list {
-            if let Some(&n) = self.counts.get(&c.id) {
-                c.logit = if c.logit > 0.0 {
-                    c.logit / repeat
-                } else {
-                    c.logit * repeat
-                };
-                c.logit -= f64::from(n) * f64::from(config.frequency_penalty);
-                c.logit -= f64::from(config.presence_penalty);
-            }
-        }
+        candidates.adjust(&self.counts, |logit, n| {
+            let logit = match logit > 0.0 {
+                true => logit / repeat,
+                false => logit * repeat,
+            };
+            let logit = logit - f64::from(*n) * f64::from(config.frequency_penalty);
+            logit - f64::from(config.presence_penalty)
+        });
     }
 }

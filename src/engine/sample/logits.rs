@@ -1,5 +1,7 @@
 //! Reads rows of logits: the largest values, and log-probabilities.
 
+use octavo_kernels::LogitKernels;
+
 use super::SampleError;
 
 /// Output of a model for one token.
@@ -11,12 +13,21 @@ pub(crate) enum OutputValue<'a> {
     Argmax(u32),
 }
 
-pub(super) fn check(logits: &[f32], n_vocab: usize) -> Result<(), SampleError> {
-    if logits.len() != n_vocab {
-        return Err(SampleError::Length {
+/// Checks the number of logits.
+pub(super) fn check_length(logits: &[f32], n_vocab: usize) -> Result<(), SampleError> {
+    match logits.len() == n_vocab {
+        true => Ok(()),
+        false => Err(SampleError::Length {
             expected: n_vocab,
             got: logits.len(),
-        });
+        }),
+    }
+}
+
+/// Returns an error that names the first logit that is not finite, unless `are_finite`.
+pub(super) fn check_finite(logits: &[f32], are_finite: bool) -> Result<(), SampleError> {
+    if are_finite {
+        return Ok(());
     }
     match logits.iter().position(|l| !l.is_finite()) {
         Some(id) => Err(SampleError::NonFinite {
@@ -49,6 +60,11 @@ pub fn argmax(logits: &[f32]) -> Option<u32> {
     u32::try_from(first + place.unwrap_or(0))
         .ok()
         .filter(|_| !logits.is_empty())
+}
+
+/// Iterates over the largest of each block; NaN is none.
+fn maxima(logits: &[f32]) -> impl Iterator<Item = f32> {
+    logits.chunks(BLOCK).map(largest)
 }
 
 fn largest(values: &[f32]) -> f32 {
@@ -113,16 +129,12 @@ pub(crate) fn all_logprobs(
     ids: &[u32],
     n_top: usize,
 ) -> Result<Vec<Logprobs>, SampleError> {
-    check(logits, logits.len())?;
-    let max = logits
-        .iter()
-        .fold(f64::NEG_INFINITY, |m, &l| m.max(f64::from(l)));
-    let lse = max
-        + logits
-            .iter()
-            .map(|&l| (f64::from(l) - max).exp())
-            .sum::<f64>()
-            .ln();
+    check_finite(logits, are_finite(logits))?;
+    let max = maxima(logits).fold(f32::NEG_INFINITY, f32::max);
+    let max = f64::from(max);
+    let blocks = LogitKernels::default().exp_sums_f32(logits, max);
+    let total: f64 = blocks.iter().map(|sums| sums.powers).sum();
+    let lse = max + total.ln();
     let top: Vec<(u32, f64)> = top_logits(logits, n_top)
         .into_iter()
         .map(|(id, l)| (id, f64::from(l) - lse))
@@ -156,8 +168,27 @@ pub fn top_logits(logits: &[f32], n: usize) -> Vec<(u32, f32)> {
             .total_cmp(&key(logits[*a as usize]))
             .then(a.cmp(b))
     };
-    let mut ids: Vec<u32> = (0u32..).zip(logits).map(|(id, _)| id).collect();
-    let n = n.min(ids.len());
+    if n == 0 {
+        return Vec::new();
+    }
+    // the largest of n blocks are n logits: no smaller one can be among the n largest
+    let largest: Vec<f32> = maxima(logits).map(key).collect();
+    let floor = match n <= largest.len() {
+        true => {
+            let mut sorted = largest.clone();
+            *sorted
+                .select_nth_unstable_by(n - 1, |a, b| b.total_cmp(a))
+                .1
+        }
+        false => f32::NEG_INFINITY,
+    };
+    let mut ids = Vec::new();
+    for (block, values) in (0u32..).zip(logits.chunks(BLOCK)) {
+        if largest[block as usize] >= floor {
+            let places = (block * BLOCK as u32..).zip(values);
+            ids.extend(places.filter(|(_, l)| key(**l) >= floor).map(|(id, _)| id));
+        }
+    }
     if n < ids.len() {
         ids.select_nth_unstable_by(n, order);
         ids.truncate(n);

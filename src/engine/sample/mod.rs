@@ -6,11 +6,11 @@
 //! the distribution before the temperature. Mirostat takes the place of all of them but bias and
 //! temperature, the adaptive sampler that of the draw.
 //!
-//! Everything is in f64 and every tie goes to the lowest id, so a draw depends on the logits, the
-//! configuration, the seed and the tokens before it, and on nothing else. The generator is
-//! SplitMix64 (Steele, Lea and Flood 2014), written here so that no dependency's version can change
-//! what a seed means: the n-th draw takes the upper 53 bits of the n-th output as a fraction in [0,
-//! 1). XTC has a generator of its own.
+//! Everything is in f64, sums have the same bits on every instruction set, and every tie goes to
+//! the lowest id, so a draw depends on the logits, the configuration, the seed and the tokens
+//! before it, and on nothing else. The generator is SplitMix64 (Steele, Lea and Flood 2014),
+//! written here so that no dependency's version can change what a seed means: the n-th draw takes
+//! the upper 53 bits of the n-th output as a fraction in [0, 1). XTC has a generator of its own.
 
 mod candidates;
 mod config;
@@ -18,6 +18,7 @@ mod constraint;
 mod defaults;
 mod draw;
 mod dry;
+mod filters;
 #[cfg(test)]
 mod goldens;
 mod history;
@@ -28,16 +29,16 @@ mod stage;
 
 use std::sync::Arc;
 
-use candidates::{Candidates, likelier};
+use candidates::Candidates;
 pub use config::{ConfigError, MAX_BREAKERS, SamplerConfig, SamplerDefaults};
 pub use constraint::{Among, Constraint, ConstraintError, TokenSet};
 pub use defaults::random_seed;
 use draw::Draw;
 pub use dry::DryBreakers;
 use history::History;
-use logits::check;
 pub use logits::{Logprobs, argmax, logprobs, mean_logprob, top_logits};
 pub(crate) use logits::{OutputValue, all_logprobs, are_finite};
+use logits::{check_finite, check_length};
 pub use numbers::{NUMBERS, Number};
 use random::SplitMix64;
 pub use stage::Stage;
@@ -144,15 +145,16 @@ impl Sampler {
     /// # Errors
     /// As [`Sampler::sample`]; also if none of the tokens is left.
     pub fn sample_among(&mut self, logits: &[f32], among: Among<'_>) -> Result<u32, SampleError> {
-        check(logits, self.n_vocab)?;
+        check_length(logits, self.n_vocab)?;
         let is_greedy = self.config.is_greedy();
         if is_greedy && !self.config.reorders() && among.is_all() {
+            check_finite(logits, are_finite(logits))?;
             let largest = argmax(logits).ok_or(SampleError::NothingLeft)?;
             if self.stays_the_largest(largest) {
                 return Ok(largest);
             }
         }
-        self.gather(logits, among);
+        self.gather(logits, among)?;
         self.reduce();
         if is_greedy {
             let best = self.candidates.best();
@@ -190,11 +192,9 @@ impl Sampler {
                 top,
             };
         }
-        let log_sum = self.candidates.log_sum_exp();
-        let mut top = self.candidates.list.clone();
+        let log_sum = self.candidates.softmax().log_sum;
+        let mut top = self.candidates.largest(n_top);
         top.retain(|c| (c.logit - log_sum).exp() > 0.0);
-        top.sort_unstable_by(likelier);
-        top.truncate(n_top);
         Logprobs {
             id,
             // a constraint that ends may stand in for another token
@@ -215,31 +215,33 @@ impl Sampler {
         among: Among<'_>,
         n: usize,
     ) -> Result<Vec<(u32, f64)>, SampleError> {
-        check(logits, self.n_vocab)?;
-        self.gather(logits, among);
+        check_length(logits, self.n_vocab)?;
+        self.gather(logits, among)?;
         self.filter(|stage| matches!(stage, Stage::Penalties | Stage::Dry));
-        let log_sum = self.candidates.log_sum_exp();
-        self.candidates.top_k(n);
-        let mut best = self.candidates.list.clone();
-        best.sort_unstable_by(likelier);
+        let log_sum = self.candidates.softmax().log_sum;
+        let best = self.candidates.largest(n);
         Ok(best.iter().map(|c| (c.id, c.logit - log_sum)).collect())
     }
 
     /// Collects the candidates, with bias.
-    fn gather(&mut self, logits: &[f32], among: Among<'_>) {
-        self.candidates.fill(logits);
-        for &(id, bias) in &self.config.logit_bias {
-            self.candidates.list[id as usize].logit += f64::from(bias);
+    ///
+    /// # Errors
+    /// If a logit is not finite.
+    fn gather(&mut self, logits: &[f32], among: Among<'_>) -> Result<(), SampleError> {
+        let are_finite = self.candidates.fill(logits);
+        check_finite(logits, are_finite)?;
+        self.candidates.bias(&self.config.logit_bias, among.banned);
+        if let Some(allowed) = among.allowed {
+            self.candidates.mask(f64::MIN, |c| allowed.contains(c.id));
         }
-        self.candidates
-            .mask(|c| c.logit > f64::NEG_INFINITY && among.contains(c.id));
+        Ok(())
     }
 
     /// Applies the stages that `runs` names, in their order.
     fn filter(&mut self, runs: impl Fn(Stage) -> bool) {
         for i in 0..self.config.order.len() {
             let stage = self.config.order[i];
-            if runs(stage) && !self.candidates.list.is_empty() {
+            if runs(stage) && self.candidates.len() > 0 {
                 self.apply(stage);
             }
         }

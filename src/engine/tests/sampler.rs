@@ -1,6 +1,7 @@
 //! The sampler against its definition, written out naively, and the properties that users rely on.
 
 mod defaults;
+mod draws;
 mod properties;
 
 use octavo_engine::sample::{
