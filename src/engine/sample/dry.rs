@@ -35,10 +35,18 @@ impl DryBreakers {
             .filter(|text| !text.is_empty())
             .collect();
         let mut all = DryBreakers::default();
+        // most tokens have the first byte of no string, and are passed over
+        let mut begins = [false; 256];
+        strings
+            .iter()
+            .for_each(|text| begins[usize::from(text[0])] = true);
         // rests of strings, by the string and the number of bytes that the token has of it
         let mut rests: BTreeMap<(usize, usize), Option<Vec<u32>>> = BTreeMap::new();
         for id in 0..n_vocab {
             let piece = piece(id);
+            if !piece.iter().any(|byte| begins[usize::from(*byte)]) {
+                continue;
+            }
             for (number, text) in strings.iter().enumerate() {
                 if holds(piece, text) {
                     all.add(id, Vec::new());
