@@ -151,6 +151,8 @@ struct Halves : Codes<low, high, 32, offset> {
 typedef Halves<4, 0, 8> Q4_0;
 typedef Halves<4, 1, 16> Q5_0;
 typedef Halves<8, 0, 0> Q8_0;
+// Bits of two, and ternary digits stored so.
+typedef Halves<2, 0, 1> Q2_0;
 
 // A scale and what is added, halves both.
 template <int low, int high>
@@ -218,23 +220,78 @@ struct Q2_K : Supers<2, 0, 16, 0> {
     }
 };
 
+// What four places of tables of eight bytes have, which are given as two words.
+DEVICE u32 lookup_eight(u32 places, u32 first, u32 last) {
+    const u32 picks = places & 0x07070707u;
+    const u32 selector = (picks | picks >> 4) & 0x00ff00ffu;
+    return __byte_perm(first, last, (selector | selector >> 8) & 0xffffu);
+}
+
+// The bytes of 255 where bit 3 of a place is set.
+DEVICE u32 upper_places(u32 places) { return (places >> 3 & 0x01010101u) * 255u; }
+
+// The values of IQ4: the negative half of the table or the positive one, by bit 3 of each place.
+DEVICE u32 lookup_iq4(u32 places) {
+    // -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
+    const u32 negative = lookup_eight(places, 0xbfad9881u, 0xf6eaddcfu);
+    const u32 positive = lookup_eight(places, 0x26190d01u, 0x71594535u);
+    const u32 upper = upper_places(places);
+    return (negative & ~upper) | (positive & upper);
+}
+
+// Twice the values of floats of 4 bits (E2M1), of which bit 3 is the sign.
+DEVICE u32 lookup_fp4(u32 places) {
+    // 0 1 2 3, 4 6 8 12, and the same less than 0
+    const u32 positive = lookup_eight(places, 0x03020100u, 0x0c080604u);
+    const u32 negative = lookup_eight(places, 0xfdfeff00u, 0xf4f8fafcu);
+    const u32 upper = upper_places(places);
+    return (positive & ~upper) | (negative & upper);
+}
+
+struct IQ4_NL : Halves<4, 0, 0> {
+    static constexpr bool TABLE = true;
+    DEVICE static u32 lookup(u32 codes) { return lookup_iq4(codes); }
+};
+
+// A power of two for every unit, as its exponent.
+struct MXFP4 : Codes<4, 0, 32, 0> {
+    static constexpr int SCALES = 1;
+    static constexpr int SUPERS = 0;
+    static constexpr bool TABLE = true;
+    DEVICE static u32 lookup(u32 codes) { return lookup_fp4(codes); }
+    DEVICE static Scales scales(const u32* s, const u32*, u32 row) {
+        const u32 e = s[0] >> (8 * row) & 255;
+        // 2^(e - 128), half of the power, since the table is doubled; the least two are subnormal
+        const float power = as_float(e < 2 ? 0x00200000u << e : (e - 1) << 23);
+        return {{power, power}, {0, 0}};
+    }
+};
+
+// An unsigned float of 8 bits (E4M3) for 16 columns.
+struct NVFP4 : Codes<4, 0, 16, 0> {
+    static constexpr int SCALES = 2;
+    static constexpr int SUPERS = 0;
+    static constexpr bool TABLE = true;
+    DEVICE static u32 lookup(u32 codes) { return lookup_fp4(codes); }
+    // Half of the float, since the table is doubled; 0x7f is 0.
+    DEVICE static float half_scale(u32 bits) {
+        const u32 exponent = bits >> 3 & 15, normal = exponent > 0 ? 1 : 0;
+        const u32 mantissa = bits == 0x7f ? 0 : (bits & 7) | normal << 3;
+        const u32 power = exponent + (127 - 11) + (1 - normal);
+        return static_cast<float>(mantissa) * as_float(power << 23);
+    }
+    DEVICE static Scales scales(const u32* s, const u32*, u32 row) {
+        const u32 both = s[row / 2] >> (16 * (row % 2));
+        return {{half_scale(both & 255), half_scale(both >> 8 & 255)}, {0, 0}};
+    }
+};
+
 // A signed byte for every unit; codes are places in a table.
 struct IQ4_XS : Codes<4, 0, 32, 0> {
     static constexpr int SCALES = 1;
     static constexpr int SUPERS = 2;
     static constexpr bool TABLE = true;
-    // Four places at once. A byte permutation picks from eight bytes by three bits: once from the
-    // negative and once from the positive half of the table, then bit 3 of each place chooses.
-    DEVICE static u32 lookup(u32 codes) {
-        // -127 -104 -83 -65, -49 -35 -22 -10, 1 13 25 38, 53 69 89 113
-        const u32 picks = codes & 0x07070707u;
-        const u32 selector = (picks | picks >> 4) & 0x00ff00ffu;
-        const u32 select = (selector | selector >> 8) & 0xffffu;
-        const u32 negative = __byte_perm(0xbfad9881u, 0xf6eaddcfu, select);
-        const u32 positive = __byte_perm(0x26190d01u, 0x71594535u, select);
-        const u32 upper = (codes >> 3 & 0x01010101u) * 255u;
-        return (negative & ~upper) | (positive & upper);
-    }
+    DEVICE static u32 lookup(u32 codes) { return lookup_iq4(codes); }
     DEVICE static Scales scales(const u32* s, const u32* d, u32 row) {
         const float super = half_to_float(static_cast<u16>(d[row / 2] >> (16 * (row % 2))));
         const float scale = super * static_cast<float>(static_cast<i8>(s[0] >> (8 * row) & 255));

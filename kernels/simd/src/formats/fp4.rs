@@ -23,7 +23,7 @@ format! {
     }
     unpack(raw, codes) { nibbles(&raw[1..], codes) }
     transpose(raw, meta) { meta.bytes(0, &raw[..1]) }
-    gpu None
+    gpu GpuScales::first(TensorType::MXFP4, 1)
 }
 
 format! {
@@ -51,7 +51,12 @@ format! {
         }
     }
     transpose(raw, meta) { meta.bytes(0, &raw[..4]) }
-    gpu None
+    gpu Some(GpuScales {
+        kernels: TensorType::NVFP4,
+        bytes: 2,
+        of: |raw, u, _, out| out.copy_from_slice(&raw[2 * u..2 * u + 2]),
+        halves: 0..0,
+    })
 }
 
 family!(blocks(MXFP4), blocks(NVFP4));

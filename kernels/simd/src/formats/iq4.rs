@@ -19,7 +19,7 @@ format! {
     scales S([d], _meta, _) { (d, S::zero()) }
     unpack(raw, codes) { nibbles(&raw[2..], codes) }
     transpose(raw, meta) { meta.half(0, &raw[..2]) }
-    gpu None
+    gpu GpuScales::first(TensorType::IQ4_NL, 2)
 }
 
 format! {

@@ -16,7 +16,7 @@ format! {
         }
     }
     transpose(raw, meta) { meta.half(0, &raw[..2]) }
-    gpu None
+    gpu GpuScales::first(TensorType::Q2_0, 2)
 }
 
 format! {
@@ -45,7 +45,12 @@ format! {
     scales S([d], _meta, _) { (d, S::zero()) }
     unpack(raw, codes) { two_bits(&raw[..64], codes) }
     transpose(raw, meta) { meta.half(0, &raw[64..66]) }
-    gpu None
+    gpu Some(GpuScales {
+        kernels: TensorType::Q2_0,
+        bytes: 2,
+        of: |raw, _, _, out| out.copy_from_slice(&raw[64..66]),
+        halves: 0..0,
+    })
 }
 
 format! {

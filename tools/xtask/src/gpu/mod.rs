@@ -3,6 +3,7 @@
 
 mod legs;
 mod pack;
+mod predict;
 pub(crate) mod process;
 
 use std::path::PathBuf;
@@ -67,6 +68,9 @@ pub(crate) struct GpuArgs {
     /// put it into DIR
     #[arg(long, value_name = "DIR", conflicts_with = "packed")]
     pack: Option<PathBuf>,
+    /// Run nothing: write the speeds that a model of the launches predicts for an H200
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["pack", "packed"])]
+    predict: Option<PathBuf>,
     /// Build nothing: run the programs that --pack put into DIR
     #[arg(long, value_name = "DIR")]
     packed: Option<PathBuf>,
@@ -112,6 +116,9 @@ impl std::fmt::Display for Leg {
 pub(crate) fn run(args: &GpuArgs) -> Result<(), String> {
     if let Some(dir) = &args.pack {
         return pack::pack(dir);
+    }
+    if let Some(file) = &args.predict {
+        return predict::write(file);
     }
     let programs = match &args.packed {
         Some(dir) => pack::Programs::packed(dir)?,
