@@ -217,7 +217,10 @@ impl Model {
         let dense: f64 = self.products.iter().map(|p| p.each * p.seconds(n)).sum();
         let launches: f64 = self.products.iter().map(|p| p.each * passes).sum();
         let sparse = self.mixture.as_ref().map_or(0.0, |m| m.seconds(n));
-        let of_experts = self.mixture.as_ref().map_or(0.0, |m| m.products.len() as f64 + 1.0);
+        let of_experts = self
+            .mixture
+            .as_ref()
+            .map_or(0.0, |m| m.products.len() as f64 + 1.0);
         let cache = if n < 2.0 { CACHE[0] } else { CACHE[1] };
         let attention = n * depth * self.cached * 2.0 / cache;
         let layer = dense + sparse + attention + LAUNCH * (launches + of_experts + self.others);
@@ -240,8 +243,12 @@ impl Model {
 pub(super) fn write(to: &Path) -> Result<(), String> {
     let mut text = String::from("gpu,model,test,tokens_per_second\n");
     let mut line = |model: &Model, test: String, speed: f64| {
-        writeln!(text, "\"NVIDIA H200\",\"{}\",\"{test}\",{speed:.0}", model.name)
-            .expect("a string takes all");
+        writeln!(
+            text,
+            "\"NVIDIA H200\",\"{}\",\"{test}\",{speed:.0}",
+            model.name
+        )
+        .expect("a string takes all");
     };
     for model in models() {
         for depth in [0.0, 4096.0] {
