@@ -386,6 +386,7 @@ fn elementwise(bench: &mut Bench<'_>) {
             states: vec![],
             output: 1,
             embedding_input_width: 0,
+            on_host: vec![],
         };
         let executor = Executor::new(
             bench.isa,

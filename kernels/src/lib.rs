@@ -50,8 +50,8 @@ pub use op::{
 };
 pub use pool::{Pool, SharedPool};
 pub use program::{
-    EmbeddingRows, Instruction, Phase, Program, ProgramOp, RowTable, Slot, StateUse, StateWrite,
-    Step, StepSequence,
+    EmbeddingRows, HostProgram, Instruction, Phase, Program, ProgramOp, RowTable, Slot, StateUse,
+    StateWrite, Step, StepSequence,
 };
 pub use ranks::{Collective, Cut, Threads, gather_rows};
 pub use rope::{Pairing, Rope, RopePosition};

@@ -1,6 +1,7 @@
 //! The program of a step: a flat list of operations over numbered buffers.
 
 mod check;
+mod host;
 mod rows;
 mod step;
 
@@ -9,8 +10,11 @@ use crate::rope::Rope;
 use crate::weight_bytes::WeightBytes;
 use octavo_quant::TensorType;
 use octavo_simd::kv_layout::KvShape;
+use std::ops::Range;
 use std::sync::Arc;
 
+pub(crate) use host::HostBlock;
+pub use host::HostProgram;
 pub(crate) use rows::TokenRow;
 pub use step::{EmbeddingRows, Phase, StateUse, StateWrite, Step, StepSequence};
 
@@ -165,6 +169,9 @@ pub struct Program {
     pub output: Slot,
     /// Values of a row that replaces a token's embedding, see [`EmbeddingRows`]; 0 if none can.
     pub embedding_input_width: usize,
+    /// Operations that a device leaves to the host, in order, as ranges that do not overlap. An
+    /// executor on the host runs them like all others.
+    pub on_host: Vec<Range<usize>>,
 }
 
 impl Program {
@@ -235,7 +242,7 @@ impl Program {
         (most / group).max(1) * group
     }
 
-    /// The slot of a step's own rows, if this program begins with them.
+    /// The slot of a step's own rows, if this program begins with them. Other inputs are as wide.
     pub(crate) fn input(&self) -> Option<Slot> {
         let is_input = |i: &&Instruction| matches!(i.op, Op::Input);
         self.ops.iter().find(is_input)?.out

@@ -104,6 +104,7 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
         states: vec![],
         output: 3,
         embedding_input_width: 0,
+        on_host: vec![],
     };
     let mut pool = Pool::new(c.threads).expect("threads");
     let raw = Arc::new(vec![0; 64 * 64 / 32 * 34]);

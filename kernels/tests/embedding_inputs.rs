@@ -78,6 +78,7 @@ impl Case {
         Program {
             ropes: vec![self.rope.clone()],
             embedding_input_width: INPUT_WIDTH,
+            on_host: vec![],
             ..program(ops, &[WIDTH; 4], self.kv)
         }
     }

@@ -29,7 +29,7 @@ mod toolkits;
 
 pub use cache::{Cache, Delivered};
 pub use driver::Gpu;
-pub use exec::{Executor, Limits, MAX_RETAINED, Needs, Setup, Source};
+pub use exec::{Executor, HostExecutor, Limits, MAX_RETAINED, Needs, Setup, Source};
 pub use gpus::{GpuInfo, gpus};
 pub use launch::Launch;
 pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module};
@@ -40,6 +40,7 @@ pub use toolkits::toolkits;
 
 use std::path::{Path, PathBuf};
 
+use crate::memory::NoMemory;
 use octavo_simd::kv_layout::KvTypes;
 
 /// Address in device memory; 0 is null.
@@ -178,6 +179,9 @@ pub enum Error {
         /// Number of layers that would fit, if known.
         fitting: Option<usize>,
     },
+    /// No memory for the buffers of the operations that the host executes.
+    #[error("buffers of the CPU's part of a step: {0}")]
+    Host(#[from] NoMemory),
     /// A file operation failed.
     #[error("{}: {source}", path.display())]
     Io {

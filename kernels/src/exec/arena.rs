@@ -8,6 +8,7 @@ use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use super::extent::Extent;
+use super::frame::Frame;
 use super::items::Items;
 use super::model::Model;
 use super::plan::{CODES, Section, Stage};
@@ -287,21 +288,20 @@ impl Arenas {
         &self.counters[place]
     }
 
-    /// Copies the inputs of a section that earlier ones wrote from one place to another. `false` if
-    /// there is no memory for that.
+    /// Copies the inputs of a frame's section that earlier ones wrote from one place to another.
+    /// `false` if there is no memory for that.
     ///
     /// # Safety
     /// No other thread is in the place `to`. Threads in `from` write only the section's outputs,
     /// and none of the items already done; the section can be repeated.
     pub(super) unsafe fn carry(
         &self,
-        model: &Model,
-        extent: &Extent,
+        frame: &Frame,
         number: usize,
         from: usize,
         to: usize,
     ) -> bool {
-        let section = &model.plan(extent.phase, false).sections[number];
+        let (model, extent, section) = (&*frame.model, &frame.extent, frame.section(number));
         // SAFETY: the caller's promise: this thread is alone there.
         if with_memory(|| unsafe { self.reserve(to, model, extent) }).is_err() {
             return false;
@@ -309,7 +309,7 @@ impl Arenas {
         // SAFETY: the caller's promise: this thread is alone there, and reads from the other place
         // only values that no thread writes. Both have room for the whole step.
         unsafe {
-            self.carry_items(model, extent, number, from, to);
+            self.carry_items(frame, number, from, to);
             let (from, to) = (self.view(from), self.view(to));
             let copy = |from: Shared<f32>, to: Shared<f32>, len: usize| {
                 to.write(0, len).copy_from_slice(from.read(0, len))
@@ -337,14 +337,7 @@ impl Arenas {
     ///
     /// # Safety
     /// As [`Arenas::carry`]; the place `to` has room.
-    unsafe fn carry_items(
-        &self,
-        model: &Model,
-        extent: &Extent,
-        number: usize,
-        from: usize,
-        to: usize,
-    ) {
+    unsafe fn carry_items(&self, frame: &Frame, number: usize, from: usize, to: usize) {
         let mark = mark_of(number);
         // SAFETY: the caller's promise: no thread writes finished items, or anything in the other
         // place.
@@ -353,8 +346,8 @@ impl Arenas {
             let (done, now_done) = (&self.progress(from).done, &self.progress(to).done);
             let (from, to) = (self.view(from), self.view(to));
             let mut first = 0;
-            for task in &model.plan(extent.phase, false).sections[number].tasks {
-                let Some(items) = Items::of(model, extent, task) else {
+            for task in &frame.section(number).tasks {
+                let Some(items) = Items::of(&frame.model, &frame.extent, task) else {
                     continue;
                 };
                 for item in (0..items.count)

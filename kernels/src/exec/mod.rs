@@ -278,7 +278,28 @@ impl Executor {
     /// # Panics
     /// As [`Executor::step`], and if the operation has no result.
     pub fn step_up_to(&mut self, step: &Step<'_>, kv: &mut KvStore, last: usize) -> &[f32] {
-        self.run_step(step, kv, None, Some(last))
+        self.run_step(step, kv, None, Some(0..last + 1))
+    }
+
+    /// Runs these operations alone, the first of which is an [`Op::Input`], and returns the rows of
+    /// the last one's result. `tap` as for [`Executor::step`].
+    ///
+    /// # Panics
+    /// As [`Executor::step`], and if they begin with another operation or end with one that has no
+    /// result.
+    pub(crate) fn step_of(
+        &mut self,
+        ops: Range<usize>,
+        step: &Step<'_>,
+        kv: &mut KvStore,
+        tap: Option<&mut TapFn<'_>>,
+    ) -> &[f32] {
+        let first = &self.model.program.ops[ops.start].op;
+        assert!(
+            matches!(first, Op::Input),
+            "a part that begins with its input"
+        );
+        self.run_step(step, kv, tap, Some(ops))
     }
 
     fn run_step(
@@ -286,7 +307,7 @@ impl Executor {
         step: &Step<'_>,
         kv: &mut KvStore,
         mut tap: Option<&mut TapFn<'_>>,
-        last: Option<usize>,
+        ops: Option<Range<usize>>,
     ) -> &[f32] {
         assert!(
             kv.is_of(&self.model.program.caches, &self.model.program.states),
@@ -296,21 +317,20 @@ impl Executor {
         let rows = program.rows(step, kv.n_pages);
         let whole = Whole::new(step, rows, program.embedding_input_width, kv.pages());
         let plan = self.model.plan(step.phase, tap.is_some());
-        let (end, output) = match last {
-            None => (plan.sections.len(), program.output),
-            Some(op) => (plan.sections_up_to(op), program.ops[op].result()),
+        let (all, output) = match &ops {
+            None => (0..plan.sections.len(), program.output),
+            Some(ops) => (plan.sections_of(ops), program.ops[ops.end - 1].result()),
         };
         let staged = plan
             .stages
             .as_ref()
             .filter(|stages| whole.rows.len() > STAGE_ROWS && stages.retained[output]);
-        let all = 0..end;
         let (mut stages, at_once) = match staged {
-            None => (Vec::from([all]), whole.rows.len()),
+            None => (Vec::from([all.clone()]), whole.rows.len()),
             Some(stages) => (stages.sections.clone(), program.whole_groups(STAGE_ROWS)),
         };
         for stage in &mut stages {
-            *stage = stage.start.min(end)..stage.end.min(end);
+            *stage = stage.start.max(all.start)..stage.end.min(all.end);
         }
         stages.retain(|stage| !stage.is_empty());
         // no other caller's step runs between the parts of this one

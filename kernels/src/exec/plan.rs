@@ -146,6 +146,7 @@ impl Plan {
                     .iter()
                     .any(|r| clashes(&written, r) || clashes(&read, r))
                 || step.task.stage == Stage::Tap
+                || begins_anew(program, &step.task)
                 || sections
                     .last()
                     .is_none_or(|s| s.tasks.iter().any(|task| task.stage == Stage::Tap));
@@ -189,12 +190,28 @@ impl Plan {
         Plan { sections, stages }
     }
 
+    /// Sections of some operations: from the beginning, or from an [`Op::Input`] on.
+    pub(super) fn sections_of(&self, ops: &Range<usize>) -> Range<usize> {
+        let start = ops.start.checked_sub(1);
+        let start = start.map_or(0, |before| self.sections_up_to(before));
+        start
+            ..ops
+                .end
+                .checked_sub(1)
+                .map_or(start, |last| self.sections_up_to(last))
+    }
+
     /// Number of sections up to and including the one that completes an operation.
-    pub(super) fn sections_up_to(&self, op: usize) -> usize {
+    fn sections_up_to(&self, op: usize) -> usize {
         let begins = |section: &Section| section.tasks.iter().any(|task| task.op <= op);
         let last = self.sections.iter().rposition(begins);
         last.map_or(0, |last| last + 1)
     }
+}
+
+/// Whether a task begins a part of the program that may be run alone: later inputs begin a section.
+fn begins_anew(program: &Program, task: &Task) -> bool {
+    task.op > 0 && matches!(program.ops[task.op].op, Op::Input)
 }
 
 /// The stages of a program in which rows see later ones: each begins with such an attention. `None`

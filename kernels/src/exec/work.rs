@@ -81,10 +81,7 @@ impl Work for Frame {
     fn carry(&self, section: usize, from: usize, to: usize) -> bool {
         // SAFETY: the pool has found that no thread is in `to`, and that the section is being
         // worked on in `from`; it writes nothing that it reads, or it could not be repeated.
-        unsafe {
-            self.arenas
-                .carry(&self.model, &self.extent, section, from, to)
-        }
+        unsafe { self.arenas.carry(self, section, from, to) }
     }
 
     fn resume(&self, section: usize, place: usize) {

@@ -389,6 +389,14 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
         }
     }
 
+    /// The matrix read, if there is one.
+    pub fn matrix(&self) -> Option<&M> {
+        match self {
+            Op::MatMul { w, .. } | Op::ExpertMatMul { w, .. } => Some(w),
+            _ => None,
+        }
+    }
+
     /// Whether each value of the result depends only on values at the same place, so that it may
     /// overwrite them.
     pub(crate) fn is_by_element(&self) -> bool {

@@ -13,6 +13,13 @@ impl Program {
     pub(crate) fn check(&self, matrices: &[MatrixShape]) {
         let sound = |kv: &KvShape| kv.head_dim > 0 && kv.head_dim.is_multiple_of(2);
         assert!(self.caches.iter().all(sound), "heads of an even width");
+        let widths = self.ops.iter().filter(|i| matches!(i.op, Op::Input));
+        let mut widths = widths.map(|i| self.slots[i.result()].width);
+        let first = widths.next();
+        assert!(
+            widths.all(|width| Some(width) == first),
+            "inputs of one width"
+        );
         for (at, Instruction { op, out }) in self.ops.iter().enumerate() {
             let shapes = Operands {
                 program: self,

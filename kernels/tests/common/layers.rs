@@ -207,6 +207,7 @@ impl Layers {
                 states: vec![],
                 output: 18,
                 embedding_input_width: 0,
+                on_host: vec![],
             },
             matrices,
             pool,

@@ -237,6 +237,7 @@ pub(crate) fn program(ops: Vec<Instruction>, widths: &[usize], kv: KvShape) -> P
         states: vec![],
         output: widths.len() - 1,
         embedding_input_width: 0,
+        on_host: vec![],
     }
 }
 

@@ -8,6 +8,7 @@ mod copies;
 mod experts;
 mod faults;
 mod fused;
+mod host;
 mod probe;
 mod products;
 mod recurrence;

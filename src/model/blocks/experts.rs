@@ -62,14 +62,15 @@ impl Builder<'_> {
     ) -> ValueId {
         let route = self.route(router, w, l);
         let ids = route.ids;
-        let [gate, up] = self.expert_inputs(x, ids, w, l);
-        let (act, name) = self.h.feature().gated_experts();
-        let y = self.push(Op::Gate { gate, up, act }, self.info(gate), at(name, l));
-        let y = self.bank(y, ids, w.down, l, &DOWN);
+        // before the products, so that these and what lies between them are one block
         let weights = match w.down.scale {
             Some(ExpertScale::OfExperts(scales)) => self.scaled_experts(route, scales),
             Some(ExpertScale::OfRows(_)) | None => route.weights,
         };
+        let [gate, up] = self.expert_inputs(x, ids, w, l);
+        let (act, name) = self.h.feature().gated_experts();
+        let y = self.push(Op::Gate { gate, up, act }, self.info(gate), at(name, l));
+        let y = self.bank(y, ids, w.down, l, &DOWN);
         let sum = Op::ExpertSum { x: y, weights };
         let out = self.push(sum, self.info(x), at(taps::FFN_MOE_OUT, l));
         let Some(shared) = w.shared else {

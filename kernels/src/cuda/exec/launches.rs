@@ -1,5 +1,6 @@
 //! Translates a program's operations to a list of launches, which depends on a step's shape alone.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use super::plan::Plan;
@@ -34,16 +35,28 @@ pub(super) struct LaunchContext<'a> {
     pub(super) record: Addresses,
 }
 
-/// Launches of one operation or fused group.
+/// Launches of one operation or fused group, or a block of the host.
 pub(super) struct OpLaunches {
     /// The operation, or the last of a fused group.
     pub(super) op: usize,
     /// All-gather that precedes the launches.
     pub(super) gather: Option<Gather>,
     pub(super) launches: Vec<Launch>,
+    /// Number of the block that the host runs in place of launches.
+    pub(super) host: Option<usize>,
 }
 
 impl OpLaunches {
+    /// Returns a block of the host that ends with operation `op`.
+    fn on_host(block: usize, op: usize) -> OpLaunches {
+        OpLaunches {
+            op,
+            gather: None,
+            launches: Vec::new(),
+            host: Some(block),
+        }
+    }
+
     /// Returns all tasks in order.
     pub(super) fn tasks(self) -> impl Iterator<Item = Task> {
         let launches = self.launches.into_iter().map(Task::Launch);
@@ -79,6 +92,14 @@ impl LaunchContext<'_> {
         let (mut ready, mut sorted) = (None, None);
         let mut at = 0;
         while at < self.program.ops.len() {
+            if let Some((block, ops)) = self.program.host_block_at(at) {
+                let last = ops.end - 1;
+                ready = self.still_ready(ready, at..=last);
+                sorted = sorted.filter(|slot| !self.is_written(*slot, at..=last));
+                parts.push(OpLaunches::on_host(block, last));
+                at = last + 1;
+                continue;
+            }
             let mut list = List {
                 gather: None,
                 launches: Vec::new(),
@@ -91,21 +112,28 @@ impl LaunchContext<'_> {
             if fused.is_none() {
                 self.single(at, &mut list);
             }
-            let mut done = self.program.ops[at..=last].iter();
-            let mut written = |slot: Slot| done.any(|i| i.out == Some(slot));
-            ready = list
-                .ready
-                .filter(|r| r.new || !written(r.slot))
-                .map(|r| Ready { new: false, ..r });
-            sorted = list.sorted.filter(|slot| !written(*slot));
+            ready = self.still_ready(list.ready, at..=last);
+            sorted = list.sorted.filter(|slot| !self.is_written(*slot, at..=last));
             parts.push(OpLaunches {
                 op: last,
                 gather: list.gather,
                 launches: list.launches,
+                host: None,
             });
             at = last + 1;
         }
         parts
+    }
+
+    /// Returns the converted input that later operations may read, after these operations.
+    fn still_ready(&self, ready: Option<Ready>, ops: RangeInclusive<usize>) -> Option<Ready> {
+        let kept = ready.filter(|r| r.new || !self.is_written(r.slot, ops));
+        kept.map(|r| Ready { new: false, ..r })
+    }
+
+    /// Whether one of these operations writes a slot.
+    fn is_written(&self, slot: Slot, ops: RangeInclusive<usize>) -> bool {
+        self.program.ops[ops].iter().any(|i| i.out == Some(slot))
     }
 
     /// Returns the launches that compute each row's argmax.

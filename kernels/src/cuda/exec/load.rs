@@ -90,8 +90,10 @@ pub(super) fn constants(
     };
     let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
     for (at, instruction) in program.ops.iter().enumerate() {
-        if let Some(values) = vector_of(&instruction.op, positions) {
-            put(plan.vectors[&at], &bits(&values))?;
+        // those of the host have no place
+        let place = plan.vectors.get(&at);
+        if let (Some(place), Some(values)) = (place, vector_of(&instruction.op, positions)) {
+            put(*place, &bits(&values))?;
         }
     }
     for (rope, place) in program.ropes.iter().zip(&plan.angles) {

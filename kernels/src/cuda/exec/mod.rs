@@ -8,9 +8,11 @@
 
 mod experts;
 mod fused;
+mod host;
 mod launches;
 mod limits;
 mod load;
+mod needs;
 mod plan;
 mod products;
 mod ranks;
@@ -23,12 +25,14 @@ mod transfer;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+pub use host::HostExecutor;
 pub use plan::{Limits, Needs, Source};
 pub use record::MAX_RETAINED;
 
 use self::plan::Plan;
 use self::record::{Record, Shape, tile_rows};
-use super::{Device, DeviceCollective, Error, HostBuffer, Ptr, Recording, Task, launch};
+use self::run::{Part, Piece};
+use super::{Device, DeviceCollective, Error, HostBuffer, Ptr, Task, launch};
 use crate::exec::TapFn;
 use crate::fuse::{self, Group};
 use crate::op::{MatrixShape, RowSet};
@@ -41,8 +45,8 @@ const MAX_CAPTURED_DRAFTS: usize = launch::IMMA_COLUMNS;
 enum CaptureState {
     /// It ran once without a graph, so that all that a device loads lazily is loaded.
     Once,
-    /// Its launches are captured and replayed.
-    Recorded(Recording),
+    /// Its launches are captured and replayed, with the host's blocks between them.
+    Recorded(Vec<Piece>),
 }
 
 /// Options for preparing and running a program.
@@ -73,6 +77,8 @@ pub struct Executor<D: Device> {
     base: Ptr,
     record: Record,
     tile_rows: usize,
+    /// Runs the operations that the program leaves to the host, if it leaves any.
+    host: Option<HostExecutor>,
     /// Whether decode steps are captured.
     capture: bool,
     /// Reason that they are not, although requested.
@@ -88,6 +94,19 @@ pub struct Executor<D: Device> {
 
 /// Key of a step's launches: its shape, and whether to compute the argmax.
 type LaunchKey = (Shape, bool);
+
+/// Groups of a program's operations to fuse, none of them with operations of the host.
+fn groups(program: &Program) -> Vec<Option<Group>> {
+    let mut groups = fuse::groups(program);
+    for (at, found) in groups.iter_mut().enumerate() {
+        let apart = |last: usize| {
+            let mut blocks = program.on_host.iter();
+            blocks.all(|ops| last < ops.start || ops.end <= at)
+        };
+        *found = found.take().filter(|group| apart(group.last));
+    }
+    groups
+}
 
 impl<D: Device> Executor<D> {
     /// Computes the memory that a model takes on a device.
@@ -125,7 +144,8 @@ impl<D: Device> Executor<D> {
     /// As [`Executor::new`].
     ///
     /// # Panics
-    /// As [`Executor::new`], and if the program gathers parts other than this rank's.
+    /// As [`Executor::new`], and if the program gathers parts other than this rank's, or ranks
+    /// leave operations to the host.
     pub fn of_rank(
         mut device: D,
         ranks: Option<Arc<dyn DeviceCollective>>,
@@ -146,18 +166,12 @@ impl<D: Device> Executor<D> {
             cols: s.cols,
         };
         program.check(&sources.iter().map(shape).collect::<Vec<_>>());
+        assert!(
+            ranks.is_none() || program.on_host.is_empty(),
+            "operations of one of several ranks on the host"
+        );
         let plan = Plan::new(&program, sources, &limits)?;
-        let (needs, free) = (plan.needs, device.free_bytes()?);
-        let bytes = usize::try_from(needs.total())
-            .ok()
-            .filter(|_| needs.total() <= free);
-        let bytes = bytes.ok_or_else(|| Error::TooLarge {
-            device: device.describe(),
-            part: None,
-            needs,
-            free,
-            fitting: None,
-        })?;
+        let bytes = Executor::room(&device, plan.needs)?;
         let base = device.alloc(bytes)?;
         load::weights(&mut device, &plan, base, sources, threads, progress)?;
         load::constants(&mut device, &program, &plan, base, limits.table_positions())?;
@@ -170,7 +184,8 @@ impl<D: Device> Executor<D> {
             ranks,
             record: Record::new(&limits, &program, check_pages),
             tile_rows: tile_rows(program.most_heads_per_kv()),
-            groups: fuse::groups(&program),
+            groups: groups(&program),
+            host: None,
             program,
             limits,
             plan,
@@ -184,6 +199,48 @@ impl<D: Device> Executor<D> {
         };
         executor.build()?;
         Ok(executor)
+    }
+
+    /// Checks that a device has room for a model; returns the bytes that it takes.
+    ///
+    /// # Errors
+    /// [`Error::TooLarge`] if it has not.
+    pub fn room(device: &D, needs: Needs) -> Result<usize, Error> {
+        let free = device.free_bytes()?;
+        let bytes = usize::try_from(needs.total()).ok();
+        bytes
+            .filter(|_| needs.total() <= free)
+            .ok_or_else(|| Error::TooLarge {
+                device: device.describe(),
+                part: None,
+                needs,
+                free,
+                fitting: None,
+            })
+    }
+
+    /// Gives it the executor of the operations that its program leaves to the host, which every
+    /// program that does needs before the first step.
+    ///
+    /// # Panics
+    /// If that executor is for other operations.
+    #[must_use]
+    pub fn with_host(self, host: HostExecutor) -> Executor<D> {
+        assert!(host.is_of(&self.program), "operations of another program");
+        Executor {
+            host: Some(host),
+            ..self
+        }
+    }
+
+    /// Returns the executor of the operations that the program leaves to the host, if it has one.
+    pub fn host(&self) -> Option<&HostExecutor> {
+        self.host.as_ref()
+    }
+
+    /// As [`Executor::host`], to be changed.
+    pub fn host_mut(&mut self) -> Option<&mut HostExecutor> {
+        self.host.as_mut()
     }
 
     /// Builds every kernel that a step may need, so that the first step does not wait for
@@ -203,7 +260,11 @@ impl<D: Device> Executor<D> {
                 .into_iter()
                 .flat_map(|part| part.launches);
             let together = self.list((shape, true)).into_iter();
-            let launches = together.filter_map(|task| match task {
+            let tasks = together.flat_map(|part| match part {
+                Part::Device(tasks) => tasks,
+                Part::Host(_) => Vec::new(),
+            });
+            let launches = tasks.filter_map(|task| match task {
                 Task::Launch(launch) => Some(launch),
                 Task::Gather(_) => None,
             });
@@ -345,6 +406,9 @@ impl<D: Device> Executor<D> {
         for rows in step.embedding_inputs() {
             self.device.upload_floats(at, rows)?;
             at = at.offset(4 * rows.len() as u64);
+        }
+        if let Some(host) = &mut self.host {
+            host.begin(step.phase, rows.len(), output_rows.len());
         }
         match tap {
             Some(tap) => self.run_tapped(shape, tap)?,

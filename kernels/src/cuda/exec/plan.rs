@@ -2,13 +2,14 @@
 //! that does not fit is refused with numbers.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
-use std::fmt;
+use std::collections::{HashMap, HashSet};
+use std::ops::Index;
 use std::sync::Arc;
 
 use octavo_quant::TensorType;
 
 pub use super::limits::Limits;
+pub use super::needs::Needs;
 use super::record::Record;
 use crate::cuda::launch::Form;
 use crate::cuda::pack::{Layout, is_packed};
@@ -84,47 +85,6 @@ impl Source {
     }
 }
 
-/// Device memory that a model takes, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Needs {
-    /// Weights in the kernels' layout.
-    pub weights: u64,
-    /// Keys and values.
-    pub kv: u64,
-    /// Recurrent states of sequences.
-    pub states: u64,
-    /// Step buffers.
-    pub buffers: u64,
-}
-
-impl Needs {
-    /// Returns the sum of all.
-    pub fn total(&self) -> u64 {
-        self.weights
-            .saturating_add(self.kv)
-            .saturating_add(self.states)
-            .saturating_add(self.buffers)
-    }
-}
-
-impl fmt::Display for Needs {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-        let Needs {
-            weights,
-            kv,
-            states,
-            buffers,
-        } = *self;
-        let (total, weights, kv) = (mib(self.total()), mib(weights), mib(kv));
-        write!(f, "{total} MiB (weights {weights}, KV cache {kv}, ")?;
-        if states > 0 {
-            write!(f, "states {}, ", mib(states))?;
-        }
-        write!(f, "buffers {})", mib(buffers))
-    }
-}
-
 /// Bump allocator of offsets, from 0 up.
 #[derive(Default)]
 struct Arena(u64);
@@ -180,7 +140,7 @@ pub(super) struct Plan {
     /// Distinct weights.
     pub(super) placed: Vec<Placed>,
     /// Index into `placed` of each product's weight.
-    pub(super) weights: Vec<usize>,
+    pub(super) weights: Weights,
     /// Index into `placed` of each embedding table, by operation.
     pub(super) tables: HashMap<usize, usize>,
     /// Constant vectors by operation; see [`vector_of`].
@@ -243,11 +203,12 @@ impl Plan {
         let state_bytes = arena.0 - weight_bytes - kv_bytes;
 
         let rows_of = |slot: usize| program.rows_of(slot, limits.rows, limits.outputs);
+        let is_used = slots_on_device(program);
         let slots = program
             .slots
             .iter()
             .enumerate()
-            .map(|(i, s)| arena.take(&[4, s.width, rows_of(i)]))
+            .map(|(i, s)| arena.take(&[4, s.width, rows_of(i) * usize::from(is_used[i])]))
             .collect();
         let embedding_inputs = arena.take(&[4, program.embedding_input_width, limits.rows]);
         let widest = Widest::new(program, limits, |w| &placed[weights[w]].source);
@@ -298,6 +259,39 @@ impl Plan {
             needs,
         })
     }
+}
+
+/// Index into [`Plan::placed`] of each product's weight, by its number in the program; `None` for
+/// those that the host keeps.
+pub(super) struct Weights(Vec<Option<usize>>);
+
+impl Index<usize> for Weights {
+    type Output = usize;
+
+    fn index(&self, w: usize) -> &usize {
+        self.0[w]
+            .as_ref()
+            .expect("operations of the host have no launches")
+    }
+}
+
+/// Returns for each slot whether an operation on the device reads or writes it, or a block of the
+/// host does at its ends.
+fn slots_on_device(program: &Program) -> Vec<bool> {
+    let mut used = vec![false; program.slots.len()];
+    used[program.output] = true;
+    let on_host = program.host_ops();
+    for (instruction, _) in program.ops.iter().zip(on_host).filter(|(_, host)| !host) {
+        let slots = instruction.op.inputs().chain(instruction.out);
+        slots.for_each(|slot| used[slot] = true);
+    }
+    for (inputs, out) in program.on_host.iter().map(|ops| program.boundary(ops)) {
+        inputs
+            .into_iter()
+            .chain([out])
+            .for_each(|slot| used[slot] = true);
+    }
+    used
 }
 
 /// Checks that kernels support the cache types and the sizes of heads and keys.
@@ -356,7 +350,7 @@ pub(super) fn vector_of(op: &ProgramOp, positions: usize) -> Option<Cow<'_, [f32
 /// Places of a model's constants: matrices, tables and vectors.
 struct Constants {
     placed: Vec<Placed>,
-    weights: Vec<usize>,
+    weights: Weights,
     tables: HashMap<usize, usize>,
     vectors: HashMap<usize, u64>,
 }
@@ -370,15 +364,26 @@ impl Constants {
     ) -> Result<Constants, Error> {
         let mut constants = Constants {
             placed: Vec::new(),
-            weights: Vec::new(),
+            weights: Weights(Vec::new()),
             tables: HashMap::new(),
             vectors: HashMap::new(),
         };
-        for (source, experts) in sources.iter().zip(program.experts(sources.len())) {
-            let placed = constants.place(source, experts, arena)?;
-            constants.weights.push(placed);
+        let on_host = program.host_ops();
+        let hosts = program.ops.iter().zip(&on_host).filter(|(_, host)| **host);
+        let kept: HashSet<usize> = hosts.filter_map(|(i, _)| i.op.matrix().copied()).collect();
+        for (w, (source, experts)) in sources
+            .iter()
+            .zip(program.experts(sources.len()))
+            .enumerate()
+        {
+            let placed = match kept.contains(&w) {
+                true => None,
+                false => Some(constants.place(source, experts, arena)?),
+            };
+            constants.weights.0.push(placed);
         }
-        for (at, instruction) in program.ops.iter().enumerate() {
+        let ops = program.ops.iter().enumerate();
+        for (at, instruction) in ops.filter(|(at, _)| !on_host[*at]) {
             match &instruction.op {
                 Op::Embed { table, .. } | Op::EmbedPositions { table } => {
                     let source = Source {
@@ -447,7 +452,8 @@ impl Widest {
     fn new<'a>(program: &Program, limits: &Limits, source: impl Fn(usize) -> &'a Source) -> Widest {
         let rows_of = |slot: usize| program.rows_of(slot, limits.rows, limits.outputs);
         let mut widest = Widest::default();
-        for instruction in &program.ops {
+        let ops = program.ops.iter().zip(program.host_ops());
+        for (instruction, _) in ops.filter(|(_, on_host)| !on_host) {
             match instruction.op {
                 Op::MatMul { x, w } => {
                     let (rows, source) = (rows_of(x), source(w));

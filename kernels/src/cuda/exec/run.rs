@@ -1,11 +1,28 @@
-//! Runs a step's launches and gathers: one by one, by replaying a recording, or with a tap on every
-//! result.
+//! Runs a step's launches and gathers: one by one, by replaying recordings, or with a tap on every
+//! result. Blocks of the host divide them into parts, each of which is a recording of its own.
 
-use super::launches::{LaunchContext, OpLaunches};
+use super::launches::LaunchContext;
 use super::record::Shape;
 use super::{CaptureState, Executor, LaunchKey};
-use crate::cuda::{Device, Error, Task};
+use crate::cuda::{Device, Error, Recording, Task};
 use crate::exec::TapFn;
+
+/// A part of a step.
+pub(super) enum Part {
+    /// Tasks of the device.
+    Device(Vec<Task>),
+    /// The block of this number, on the host.
+    Host(usize),
+}
+
+/// A part of a captured step.
+#[derive(Clone, Copy)]
+pub(super) enum Piece {
+    /// Captured tasks of the device.
+    Replay(Recording),
+    /// The block of this number, on the host.
+    Host(usize),
+}
 
 impl<D: Device> Executor<D> {
     pub(super) fn context(&self, shape: Shape) -> LaunchContext<'_> {
@@ -26,18 +43,25 @@ impl<D: Device> Executor<D> {
         }
     }
 
-    /// Returns all tasks of a step.
-    pub(super) fn list(&self, (shape, best): LaunchKey) -> Vec<Task> {
+    /// Returns all parts of a step in order; none is empty.
+    pub(super) fn list(&self, (shape, best): LaunchKey) -> Vec<Part> {
         let context = self.context(shape);
-        let mut list: Vec<Task> = context
-            .all(true)
-            .into_iter()
-            .flat_map(OpLaunches::tasks)
-            .collect();
-        if best {
-            list.extend(context.argmax().into_iter().map(Task::Launch));
+        let (mut parts, mut tasks) = (Vec::new(), Vec::new());
+        for op in context.all(true) {
+            match op.host {
+                None => tasks.extend(op.tasks()),
+                Some(block) => {
+                    parts.push(Part::Device(std::mem::take(&mut tasks)));
+                    parts.push(Part::Host(block));
+                }
+            }
         }
-        list
+        if best {
+            tasks.extend(context.argmax().into_iter().map(Task::Launch));
+        }
+        parts.push(Part::Device(tasks));
+        parts.retain(|part| !matches!(part, Part::Device(tasks) if tasks.is_empty()));
+        parts
     }
 
     /// Starts tasks on the device, one by one.
@@ -52,47 +76,72 @@ impl<D: Device> Executor<D> {
     }
 
     pub(super) fn run(&mut self, work: LaunchKey) -> Result<(), Error> {
-        let tasks = self.list(work);
-        self.start_all(tasks)
+        for part in self.list(work) {
+            match part {
+                Part::Device(tasks) => self.start_all(tasks)?,
+                Part::Host(block) => self.run_on_host(block, work.0, None)?,
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn replay(&mut self, work: LaunchKey) -> Result<(), Error> {
-        let recording = match self.captures.get(&work) {
+        let pieces = match self.captures.get(&work) {
             None => {
                 self.run(work)?;
                 self.captures.insert(work, CaptureState::Once);
                 return Ok(());
             }
-            Some(CaptureState::Recorded(recording)) => *recording,
-            Some(CaptureState::Once) => {
-                let tasks = self.list(work);
+            Some(CaptureState::Recorded(pieces)) => pieces.clone(),
+            Some(CaptureState::Once) => match self.record(work) {
+                Ok(pieces) => {
+                    self.captures
+                        .insert(work, CaptureState::Recorded(pieces.clone()));
+                    pieces
+                }
+                // the other ranks have captured the tasks that this one would run uncaptured
+                Err(error) if self.ranks.as_ref().is_some_and(|r| r.is_enqueued()) => {
+                    return Err(error);
+                }
+                // capturing is only an optimization: from now on launches run without it
+                Err(error) => {
+                    (self.capture, self.refused) = (false, Some(error));
+                    return self.run(work);
+                }
+            },
+        };
+        for piece in pieces {
+            match piece {
+                // SAFETY: as in `record`; the step record was written.
+                Piece::Replay(recording) => unsafe { self.device.replay(recording)? },
+                Piece::Host(block) => self.run_on_host(block, work.0, None)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Captures the tasks of a step.
+    fn record(&mut self, work: LaunchKey) -> Result<Vec<Piece>, Error> {
+        let mut pieces = Vec::new();
+        for part in self.list(work) {
+            pieces.push(match part {
                 // SAFETY: as in `start_all`, for every replay: the arena keeps its address as long
                 // as the device lives.
-                match unsafe { self.device.record(tasks) } {
-                    Ok(recording) => {
-                        self.captures
-                            .insert(work, CaptureState::Recorded(recording));
-                        recording
-                    }
-                    // the other ranks have captured the tasks that this one would run uncaptured
-                    Err(error) if self.ranks.as_ref().is_some_and(|r| r.is_enqueued()) => {
-                        return Err(error);
-                    }
-                    // capturing is only an optimization: from now on launches run without it
-                    Err(error) => {
-                        (self.capture, self.refused) = (false, Some(error));
-                        return self.run(work);
-                    }
-                }
-            }
-        };
-        // SAFETY: as above; the step record was written.
-        unsafe { self.device.replay(recording) }
+                Part::Device(tasks) => Piece::Replay(unsafe { self.device.record(tasks)? }),
+                Part::Host(block) => Piece::Host(block),
+            });
+        }
+        Ok(pieces)
     }
 
     pub(super) fn run_tapped(&mut self, shape: Shape, tap: &mut TapFn<'_>) -> Result<(), Error> {
         for part in self.context(shape).all(false) {
             let op = part.op;
+            if let Some(block) = part.host {
+                // it shows its results itself
+                self.run_on_host(block, shape, Some(&mut *tap))?;
+                continue;
+            }
             self.start_all(part.tasks())?;
             let Some(out) = self.program.ops[op].out else {
                 continue;
