@@ -220,6 +220,7 @@ fn measure(
     let options = EngineOptions {
         device: choice(&setting.processor),
         gpu_layers: setting.gpu_layers,
+        cpu_experts: args.device.cpu_experts(),
         graphs: args.device.graphs(),
         check_pages: args.device.check_pages(),
         threads: Some(setting.threads.count),

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use octavo_engine::{Context, Engine, EngineOptions, Loading, LoadingSink, ModelSource};
+use octavo_engine::{
+    Context, CpuExperts, Engine, EngineOptions, Loading, LoadingSink, ModelSource,
+};
 use octavo_model::Hparams;
 
 use super::args::{ComputeArgs, ModelArgs, SpeculativeArgs};
@@ -161,6 +163,8 @@ impl SpeculativeArgs {
             sessions: engine.sessions(),
             kv_positions: Some(engine.positions()),
             pool: engine.pool(),
+            // those that were asked for are the target's
+            cpu_experts: CpuExperts::default(),
             ..compute.options()?
         };
         let draft = shown(|sink| Engine::load(&source, &options, sink))?;

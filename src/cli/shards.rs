@@ -200,6 +200,10 @@ pub(super) fn add_computation(key: &mut Key, options: &EngineOptions) -> Result<
                 "as in the file"
             },
         );
+    let experts = &options.cpu_experts;
+    if !experts.is_empty() {
+        key.set("experts on the CPU", experts.to_string());
+    }
     if let Some(layers) = options.gpu_layers {
         key.set("layers on the GPU", layers);
     }

@@ -63,6 +63,7 @@ impl Placement {
         };
         let how = split::Options {
             gpu_layers,
+            experts: options.cpu_experts.clone(),
             cpu,
             cuda,
         };
@@ -85,7 +86,7 @@ impl Placement {
         })
     }
 
-    /// Prepares a model, of which the GPU may take only the last layers.
+    /// Prepares a model, of which the GPU may take only the last layers, or layers without experts.
     pub(crate) fn prepare_model(
         &self,
         gguf: &Arc<Gguf>,
@@ -106,6 +107,9 @@ impl Placement {
         sink: &mut LoadingSink<'_>,
     ) -> Result<Box<dyn Backend>, Error> {
         let (ranks, gpu_layers) = (tp_group.ranks(), options.gpu_layers);
+        if !options.cpu_experts.is_empty() {
+            return Err(Error::RanksWithCpuExperts { ranks });
+        }
         let has_all = self.how.gpu_layers >= model.hparams.n_layer();
         let first = match self.choice {
             DeviceChoice::Cpu => None,

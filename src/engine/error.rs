@@ -170,6 +170,26 @@ pub enum Error {
         /// Layers of the model.
         n_layer: usize,
     },
+    /// A choice of tensors for the CPU that is not the experts of whole layers.
+    #[error(
+        "{file}: {pattern} names {got}: expected the experts of whole layers \
+         (blk.N.ffn_gate_exps, ffn_up_exps and ffn_down_exps), since other tensors stay with \
+         their layer"
+    )]
+    CpuTensor {
+        /// The model.
+        file: String,
+        /// The choice.
+        pattern: String,
+        /// What it names.
+        got: String,
+    },
+    /// Experts on the CPU, for one of several ranks.
+    #[error("{ranks} ranks: expected experts on the devices of their layers, not on the CPU")]
+    RanksWithCpuExperts {
+        /// Number of ranks.
+        ranks: usize,
+    },
     /// A number of ranks that does not divide the KV heads.
     #[error(
         "{file}: {ranks} ranks: expected {}, which divide its key heads",

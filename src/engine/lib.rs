@@ -28,7 +28,7 @@ mod speculative;
 mod text;
 pub mod threads;
 
-pub use backend::{Loading, LoadingSink};
+pub use backend::{CpuExperts, Loading, LoadingSink, TensorPattern};
 pub use batch::{
     Batch, BatchError, BatchOptions, BeamOutput, BeamSearch, Delta, Embed, Event, MAX_CHOICES,
     Request, RequestId, RequestView, Snapshot, Task, Timing, Totals,

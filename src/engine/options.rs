@@ -3,7 +3,7 @@
 use octavo_kernels::{IsaChoice, KvTypes, PromptBits, SharedPool};
 
 use crate::backend::ranks::TensorParallelGroup;
-use crate::backend::{BATCH_OF_CPUS, BATCH_OF_GPUS};
+use crate::backend::{BATCH_OF_CPUS, BATCH_OF_GPUS, CpuExperts};
 
 /// Device to run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +31,8 @@ pub struct EngineOptions {
     /// On a GPU, how many of the last layers run there, together with the output head; `None` means
     /// all layers.
     pub gpu_layers: Option<usize>,
+    /// Layers on a GPU whose experts stay in the CPU's memory and are computed there.
+    pub cpu_experts: CpuExperts,
     /// Number of threads; `None` means [`crate::default_threads`]. More threads than CPUs work, but
     /// are slower.
     pub threads: Option<usize>,
@@ -72,6 +74,7 @@ impl Default for EngineOptions {
         EngineOptions {
             device: DeviceChoice::default(),
             gpu_layers: None,
+            cpu_experts: CpuExperts::default(),
             threads: None,
             pool: None,
             tp_group: None,

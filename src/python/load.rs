@@ -7,7 +7,8 @@ use octavo_grammar::{Compiler, Demand, Rule};
 use octavo_hub::{Hub, RemoteModel};
 use octavo_llm::IsaChoice;
 use octavo_llm::engine::{
-    Batch, BatchOptions, Context, DeviceChoice, Engine, EngineHandle, EngineOptions, ModelSource,
+    Batch, BatchOptions, Context, CpuExperts, DeviceChoice, Engine, EngineHandle, EngineOptions,
+    ModelSource,
 };
 use octavo_llm::model::Hparams;
 use octavo_server::LocalChats;
@@ -38,6 +39,7 @@ pub(crate) struct Arguments {
     pub(crate) isa: String,
     pub(crate) parallel: usize,
     pub(crate) gpu_layers: Option<usize>,
+    pub(crate) n_cpu_moe: usize,
     pub(crate) mmproj: Option<PathBuf>,
     pub(crate) offline: bool,
 }
@@ -85,6 +87,10 @@ impl Arguments {
         Ok(EngineOptions {
             device: self.device(isa)?,
             gpu_layers: self.gpu_layers,
+            cpu_experts: CpuExperts {
+                first: self.n_cpu_moe,
+                ..CpuExperts::default()
+            },
             threads: self.threads,
             isa,
             kv_type: kv_type.map_err(|expected: String| {
@@ -103,7 +109,8 @@ impl Arguments {
             Some((name, gpu)) => (name, gpu.parse().ok()),
             None => (&*self.device, Some(0)),
         };
-        let is_on_cpu = isa != IsaChoice::Auto && self.gpu_layers.is_none();
+        let has_parts_there = self.gpu_layers.is_some() || self.n_cpu_moe > 0;
+        let is_on_cpu = isa != IsaChoice::Auto && !has_parts_there;
         match (name, gpu) {
             ("cpu", Some(0)) => Ok(DeviceChoice::Cpu),
             ("auto", Some(0)) if is_on_cpu => Ok(DeviceChoice::Cpu),

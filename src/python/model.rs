@@ -41,6 +41,7 @@ use crate::stream::{Running, Stream};
 ///     isa: Instruction set of the kernels: "auto", "avx2", "avx512", "amx", ...
 ///     parallel: Texts that are generated at once; others wait.
 ///     gpu_layers: Number of last layers to run on the GPU; by default all.
+///     n_cpu_moe: Number of first layers whose experts stay on the CPU, where a GPU has the rest.
 ///     mmproj: Image encoder of the model, for chats with images.
 ///     offline: Take models of the hub from the cache alone.
 #[pyclass(frozen, subclass, module = "octavo")]
@@ -110,7 +111,7 @@ impl Model {
     #[new]
     #[pyo3(signature = (
         source=None, *, device="auto", ctx=None, kv_type="f16", threads=None, isa="auto",
-        parallel=8, gpu_layers=None, mmproj=None, offline=false
+        parallel=8, gpu_layers=None, n_cpu_moe=0, mmproj=None, offline=false
     ))]
     #[allow(clippy::too_many_arguments)] // one for each keyword
     fn new(
@@ -123,6 +124,7 @@ impl Model {
         isa: &str,
         parallel: usize,
         gpu_layers: Option<usize>,
+        n_cpu_moe: usize,
         mmproj: Option<PathBuf>,
         offline: bool,
     ) -> PyResult<Model> {
@@ -139,6 +141,7 @@ impl Model {
             isa: isa.to_owned(),
             parallel,
             gpu_layers,
+            n_cpu_moe,
             mmproj,
             offline,
         };

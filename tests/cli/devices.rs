@@ -76,6 +76,8 @@ fn a_gpu_that_is_demanded_and_missing_is_one_line() {
     for (args, told) in [
         (&["--device", "auto"][..], true),
         (&["--gpu-layers", "1"], true),
+        (&["-ncmoe", "1"], true),
+        (&["-ot", "exps=CPU"], true),
         (&[], driver),
     ] {
         let output = octavo(&[&["run", "-p", "1+1=", "-n", "1"], args].concat())
@@ -103,7 +105,7 @@ fn options_that_would_do_nothing_are_refused() {
     assert_eq!(
         line,
         "octavo: error: --isa scalar has no effect: expected --device auto or cpu, or \
-         --gpu-layers, with it"
+         --gpu-layers or --n-cpu-moe, with it"
     );
     let line = bad(&["run", "-p", "x", "--device", "cpu", "-ngl", "3"], 2);
     assert_eq!(
@@ -117,6 +119,63 @@ fn options_that_would_do_nothing_are_refused() {
         line.contains("--device cuda: a file is described as the CPU runs it"),
         "{line}"
     );
+}
+
+/// Options that keep experts on the CPU, in llama.cpp's spellings, are for models on a GPU.
+#[test]
+fn experts_stay_on_the_cpu_where_a_gpu_has_the_rest() {
+    let pattern = r"blk\.(\d{1,2})\.ffn_.*_exps=CPU";
+    let named = format!("--override-tensor {pattern}");
+    for (given, named) in [
+        (&["-ncmoe", "3"][..], "--n-cpu-moe 3"),
+        (&["--n-cpu-moe", "3"], "--n-cpu-moe 3"),
+        (&["-cmoe"], "--cpu-moe"),
+        (&["--cpu-moe"], "--cpu-moe"),
+        (&["-ot", pattern], &named),
+        (&["--override-tensor", pattern], &named),
+    ] {
+        let on_cpu = ["run", "-p", "x", "--device", "cpu"];
+        let line = bad(&[&on_cpu[..], given].concat(), 2);
+        let expected = "has no effect: expected --device auto or cuda with it";
+        assert_eq!(line, format!("octavo: error: {named} {expected}"));
+        // without a GPU all is on the CPU
+        let text = good(&[&["run", "-p", "1+1=", "-n", "1", "-ngl", "0"], given].concat());
+        assert!(text.contains('2'), "{given:?}: {text}");
+    }
+    for (value, expected) in [
+        (
+            "exps=CUDA0",
+            "expected REGEX=CPU, got exps=CUDA0: tensors can be kept on the CPU, and",
+        ),
+        ("exps", "expected REGEX=CPU, got exps"),
+        ("a=CPU,exps", "expected REGEX=CPU, got a=CPU,exps"),
+        ("ex(ps=CPU", "regex parse error"),
+    ] {
+        let line = bad(&["run", "-p", "x", "-ot", value], 2);
+        assert!(line.contains(expected), "{value}: {line}");
+    }
+    let line = bad(&["run", "-p", "x", "-cmoe", "-ncmoe", "3"], 2);
+    assert!(line.contains("cannot be used with"), "{line}");
+    for command in [
+        "run",
+        "chat",
+        "serve",
+        "bench",
+        "diff",
+        "logits",
+        "perplexity",
+    ] {
+        let help = good(&[command, "--help"]);
+        let all = [
+            "--n-cpu-moe <N>",
+            "--cpu-moe",
+            "--override-tensor <REGEX=CPU>",
+        ];
+        assert!(
+            all.iter().all(|option| help.contains(option)),
+            "{command}: {help}"
+        );
+    }
 }
 
 /// llama.cpp's spellings of --gpu-layers; with 0 layers no GPU is searched for.

@@ -42,17 +42,20 @@ pub(crate) fn of_halves(model: &Model) -> f64 {
     f64::from(products) * prompt_rounding().products.powi(2)
 }
 
+/// Changes the options of a model on a device.
+type How<'a> = dyn Fn(split::Options) -> split::Options + 'a;
+
 fn check(
     path: &Path,
     folder: &Path,
     prompt: &str,
     theirs: &Summary,
     device: Box<dyn Device>,
-    (phase, gpu_layers): (Phase, usize),
+    (phase, how): (Phase, &How<'_>),
 ) {
     let golden = Full::read(&folder.join(format!("{prompt}.safetensors"))).expect("a golden");
     let (n, model) = (golden.tokens.len(), open(path));
-    let options = both(gpu_layers, KvType::F32, limits(n, 1, n), true);
+    let options = how(both(usize::MAX, KvType::F32, limits(n, 1, n), true));
     let mut model_on =
         split::prepare(device, &model.0, &model.1, &options, &mut |_| {}).expect("it is prepared");
     let ours = match phase {
@@ -110,13 +113,21 @@ fn check(
 
 /// Checks both phases on the short prompts of a model, with its last `gpu_layers` on the device.
 fn every_prompt(model: &Path, goldens: &Path, prompts: &[&str], gpu_layers: usize) {
+    every_prompt_on(model, goldens, prompts, &|options| split::Options {
+        gpu_layers,
+        ..options
+    });
+}
+
+/// As [`every_prompt`], with options that `how` makes of those for a device alone.
+pub(crate) fn every_prompt_on(model: &Path, goldens: &Path, prompts: &[&str], how: &How<'_>) {
     let folder = goldens.join(model.file_stem().expect("a name"));
     let summary = read_summary(&folder.join("summary.json")).expect("a summary");
     for prompt in prompts {
         let theirs = summary.get(*prompt).expect("a prompt of the summary");
         for phase in [Phase::Prefill, Phase::Decode] {
             let Some(device) = device() else { return };
-            check(model, &folder, prompt, theirs, device, (phase, gpu_layers));
+            check(model, &folder, prompt, theirs, device, (phase, how));
         }
     }
 }
@@ -146,7 +157,8 @@ fn the_goldens_hold_where_warps_multiply_in_groups() {
         let folder = committed_goldens().join(path.file_stem().expect("a name"));
         let summary = read_summary(&folder.join("summary.json")).expect("a summary");
         let theirs = summary.get("sum").expect("a prompt of the summary");
-        let how = (Phase::Prefill, usize::MAX);
+        let alone = |options| options;
+        let how: (_, &How<'_>) = (Phase::Prefill, &alone);
         check(&path, &folder, "sum", theirs, Box::new(device), how);
     }
 }

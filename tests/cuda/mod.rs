@@ -9,6 +9,7 @@ mod machine;
 mod on_standin;
 
 mod engine;
+mod experts;
 mod goldens;
 mod images;
 mod ranks;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::backend::cuda::{Cuda, Limits, Options};
-use octavo_engine::backend::{Backend, Phase, Step, StepSequence, cpu, cuda, split};
+use octavo_engine::backend::{Backend, CpuExperts, Phase, Step, StepSequence, cpu, cuda, split};
 use octavo_kernels::cuda::Device;
 use octavo_kernels::cuda::shim::{Shim, Sources};
 use octavo_kernels::{Isa, KvType, PAGE_POSITIONS};
@@ -86,6 +87,7 @@ fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> spl
     };
     split::Options {
         gpu_layers,
+        experts: CpuExperts::default(),
         cpu,
         cuda: Options {
             kv_type: kv_type.both(),

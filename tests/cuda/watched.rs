@@ -16,6 +16,10 @@ pub(crate) struct Watched {
     pub(crate) replays: usize,
     /// Replays of several devices together, for those that a test cannot reach.
     pub(crate) all_replays: Option<&'static AtomicUsize>,
+    /// Recordings, likewise.
+    pub(crate) all_recordings: Option<&'static AtomicUsize>,
+    /// Uploads of this many bytes are lost.
+    pub(crate) lost: Option<usize>,
     /// Uploads when the last replay began.
     replayed_after: usize,
     /// Whether the block tables of later steps are lost: this many last bytes of each upload stay
@@ -39,6 +43,8 @@ impl Watched {
             recordings: 0,
             replays: 0,
             all_replays: None,
+            all_recordings: None,
+            lost: None,
             replayed_after: 0,
             stale: None,
             captured: Vec::new(),
@@ -76,6 +82,9 @@ impl Device for Watched {
 
     fn upload(&mut self, to: Ptr, bytes: &[u8]) -> Result<(), Error> {
         self.uploads += 1;
+        if self.lost == Some(bytes.len()) {
+            return Ok(());
+        }
         let mut bytes = bytes.to_vec();
         if let Some(n) = self.stale.filter(|_| self.captured.len() == bytes.len()) {
             let from = bytes.len() - n;
@@ -111,6 +120,9 @@ impl Device for Watched {
 
     unsafe fn record(&mut self, tasks: Vec<Task>) -> Result<Recording, Error> {
         self.recordings += 1;
+        if let Some(all) = self.all_recordings {
+            all.fetch_add(1, Ordering::Relaxed);
+        }
         self.captured.clone_from(&self.last);
         let kernel = |task: &Task| match task {
             Task::Launch(launch) => Some(launch.kernel.clone()),

@@ -165,7 +165,7 @@ pub enum Error {
         "{device}: {} {needs}, and {} MiB are free{}",
         takes(*part),
         free >> 20,
-        room_for(*fitting)
+        room_for(*fitting, *fitting_experts)
     )]
     TooLarge {
         /// Device description.
@@ -178,6 +178,8 @@ pub enum Error {
         free: u64,
         /// Number of layers that would fit, if known.
         fitting: Option<usize>,
+        /// Number of first layers of the model without whose experts all would fit, if known.
+        fitting_experts: Option<usize>,
     },
     /// No memory for the buffers of the operations that the host executes.
     #[error("buffers of the CPU's part of a step: {0}")]
@@ -224,12 +226,21 @@ pub fn takes(layers: Option<usize>) -> String {
     }
 }
 
-/// Suffix of the message about a model that does not fit: how many layers would.
-fn room_for(fitting: Option<usize>) -> String {
-    match fitting {
-        Some(1) => ", enough for the last layer".to_owned(),
-        Some(n) => format!(", enough for the last {n} layers"),
-        None => String::new(),
+/// Suffix of the message about a model that does not fit: how many layers would, or without whose
+/// experts.
+fn room_for(fitting: Option<usize>, experts: Option<usize>) -> String {
+    let layers = fitting.map(|n| match n {
+        1 => "the last layer".to_owned(),
+        n => format!("the last {n} layers"),
+    });
+    let experts = experts.map(|n| match n {
+        1 => "all without the experts of the first layer".to_owned(),
+        n => format!("all without the experts of the first {n} layers"),
+    });
+    let parts: Vec<String> = layers.into_iter().chain(experts).collect();
+    match parts.is_empty() {
+        true => String::new(),
+        false => format!(", enough for {}", parts.join(", or for ")),
     }
 }
 

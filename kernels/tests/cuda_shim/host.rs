@@ -115,7 +115,7 @@ fn limits() -> Limits {
 /// matrices.
 fn on_both(
     on_host: &[[usize; 2]],
-    threads: usize,
+    mut pool: Pool,
     order: impl Fn(&mut Vec<Matrix>),
 ) -> Option<Executor<Box<dyn Device>>> {
     let Bench(machine) = device()?;
@@ -130,11 +130,14 @@ fn on_both(
     };
     let executor = Executor::new(machine.boxed(), program, &sources, setup, &mut |_, _, _| {})
         .expect("a program that fits");
-    let mut pool = Pool::new(threads).expect("threads");
     let mut matrices = packed(host.matrices.iter().copied(), &mut pool);
     order(&mut matrices);
     let host = HostExecutor::new(Isa::best(), host, matrices, pool).expect("memory");
     Some(executor.with_host(host))
+}
+
+fn steady(threads: usize) -> Pool {
+    Pool::new(threads).expect("threads")
 }
 
 /// Runs some tokens, each as a sequence of its own, with `run`.
@@ -223,7 +226,7 @@ fn difference(shown: &[Vec<f32>], phase: Phase, replaced: Option<&[f32]>) -> Opt
 #[test]
 fn blocks_of_the_host_have_the_bits_of_the_cpu() {
     for threads in [1, 3] {
-        let Some(mut executor) = on_both(&BLOCKS, threads, |_| {}) else {
+        let Some(mut executor) = on_both(&BLOCKS, steady(threads), |_| {}) else {
             return;
         };
         let others = MIXTURE.others(&mut Rng(8)).remove(9);
@@ -258,12 +261,36 @@ fn blocks_of_the_host_have_the_bits_of_the_cpu() {
     }
 }
 
+/// Threads that stall in the middle of a block are left behind, as in whole steps.
+#[test]
+fn missing_threads_change_no_bit_of_a_block() {
+    let tokens: Vec<u32> = (0..TOKENS as u32).collect();
+    let Some(mut alone) = on_both(&BLOCKS, steady(1), |_| {}) else {
+        return;
+    };
+    let pool = Pool::unreliable(3, 3, 20).expect("threads");
+    let mut executor = on_both(&BLOCKS, pool, |_| {}).expect("there was a device");
+    for phase in [Phase::Prefill, Phase::Decode] {
+        let expected = run(&mut alone, phase, &tokens, None);
+        for round in 0..60 {
+            let got = run(&mut executor, phase, &tokens, None);
+            assert!(got == expected, "{phase:?}, round {round}");
+        }
+    }
+    let host = executor.host().expect("it was given");
+    let taken_over = host.executor().pool().lock().taken_over();
+    assert!(
+        taken_over > 0,
+        "nobody ever went on without a missing thread"
+    );
+}
+
 /// Matrices of another block, or in another order, show.
 #[test]
 fn mixed_up_matrices_of_the_host_show() {
     for (a, b, expected) in [(0, 3, "operation 6"), (2, 4, "operation 10")] {
         let wrong = |matrices: &mut Vec<Matrix>| matrices.swap(a, b);
-        let Some(mut executor) = on_both(&BLOCKS, 1, wrong) else {
+        let Some(mut executor) = on_both(&BLOCKS, steady(1), wrong) else {
             return;
         };
         for phase in [Phase::Prefill, Phase::Decode] {

@@ -1,8 +1,9 @@
 //! Device options: the CPU, a GPU or both.
 
 use clap::Args;
-use octavo_engine::DeviceChoice;
+use octavo_engine::{CpuExperts, DeviceChoice, TensorPattern};
 use octavo_kernels::IsaChoice;
+use regex::Regex;
 
 use crate::failure::Failure;
 
@@ -27,6 +28,22 @@ pub(crate) struct DeviceArgs {
         value_parser = clap::value_parser!(u32),
     )]
     gpu_layers: Option<u32>,
+    /// Of the layers on the GPU, keep the experts of the first N layers of the model in the CPU's
+    /// memory and compute them there (also: -ncmoe N) [default: 0]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = clap::value_parser!(u32),
+        conflicts_with = "cpu_moe",
+    )]
+    n_cpu_moe: Option<u32>,
+    /// Keep the experts of all layers on the CPU (also: -cmoe)
+    #[arg(long)]
+    cpu_moe: bool,
+    /// Keep the tensors whose names match REGEX on the CPU: the experts of whole layers, such as
+    /// 'blk\.[0-9]\.ffn_.*_exps=CPU'; may be given several times (also: -ot)
+    #[arg(long, value_name = "REGEX=CPU", value_parser = overrides)]
+    override_tensor: Vec<Overrides>,
     /// On a GPU, launch every kernel separately instead of replaying CUDA graphs
     #[arg(long)]
     no_cuda_graph: bool,
@@ -41,6 +58,46 @@ pub(crate) enum Device {
     Auto,
     Cpu,
     Cuda,
+}
+
+/// Tensors that stay on the CPU, as llama.cpp names them: REGEX=CPU, several with commas.
+#[derive(Clone, Debug)]
+struct Overrides {
+    text: String,
+    patterns: Vec<Regex>,
+}
+
+impl Overrides {
+    fn patterns(&self) -> impl Iterator<Item = TensorPattern> {
+        self.patterns.iter().cloned().map(|pattern| {
+            let text = format!("--override-tensor {pattern}=CPU");
+            TensorPattern::new(text, move |name| pattern.is_match(name))
+        })
+    }
+}
+
+/// Reads the value of --override-tensor. A comma without a device before it is the pattern's own.
+fn overrides(text: &str) -> Result<Overrides, String> {
+    let (mut patterns, mut rest) = (Vec::new(), String::new());
+    for piece in text.split(',') {
+        rest += piece;
+        let Some((pattern, device)) = rest.rsplit_once('=') else {
+            rest.push(',');
+            continue;
+        };
+        if device != "CPU" {
+            let why = "tensors can be kept on the CPU, and nowhere else";
+            return Err(format!("expected REGEX=CPU, got {rest}: {why}"));
+        }
+        let bad = |error: regex::Error| error.to_string().replace('\n', " ");
+        patterns.push(Regex::new(pattern).map_err(bad)?);
+        rest.clear();
+    }
+    if patterns.is_empty() || !rest.is_empty() {
+        return Err(format!("expected REGEX=CPU, got {text}"));
+    }
+    let text = text.to_owned();
+    Ok(Overrides { text, patterns })
 }
 
 impl DeviceArgs {
@@ -61,7 +118,14 @@ impl DeviceArgs {
                 "{what} has no effect: expected {expected} with it"
             )))
         };
+        // what stays on the CPU runs its instruction set
+        let has_experts = self.cpu_experts_option().is_some();
+        let asks_for_parts = self.gpu_layers.is_some() || has_experts;
         match (device, isa, self.gpu_layers) {
+            (Device::Cpu, ..) if has_experts => {
+                let option = self.cpu_experts_option().unwrap_or_default();
+                useless(option, "--device auto or cuda")
+            }
             (Device::Cpu, ..) if self.gpu.is_some() => {
                 useless(format!("--gpu {gpu}"), "--device auto or cuda")
             }
@@ -75,17 +139,15 @@ impl DeviceArgs {
                 };
                 useless(option.to_owned(), "--device auto or cuda")
             }
-            (Device::Cuda, IsaChoice::Only(isa), None) => useless(
+            (Device::Cuda, IsaChoice::Only(isa), None) if !has_experts => useless(
                 format!("--isa {isa}"),
-                "--device auto or cpu, or --gpu-layers,",
+                "--device auto or cpu, or --gpu-layers or --n-cpu-moe,",
             ),
-            (Device::Cpu, ..) | (_, _, Some(0)) | (Device::Auto, IsaChoice::Only(_), None) => {
-                Ok(DeviceChoice::Cpu)
-            }
+            (Device::Cpu, ..) | (_, _, Some(0)) => Ok(DeviceChoice::Cpu),
+            (Device::Auto, IsaChoice::Only(_), None) if !has_experts => Ok(DeviceChoice::Cpu),
             // the instruction set matters where layers stay on the CPU
             (Device::Auto, ..) => {
-                let asked =
-                    self.device.is_some() || self.gpu.is_some() || self.gpu_layers.is_some();
+                let asked = self.device.is_some() || self.gpu.is_some() || asks_for_parts;
                 Ok(DeviceChoice::Auto { gpu, asked })
             }
             (Device::Cuda, ..) => Ok(DeviceChoice::Cuda(gpu)),
@@ -100,6 +162,32 @@ impl DeviceArgs {
     /// Returns the number of layers to run on the GPU; `None` for all.
     pub(crate) fn gpu_layers(&self) -> Option<usize> {
         self.gpu_layers.map(|n| n as usize)
+    }
+
+    /// Returns the layers whose experts stay on the CPU.
+    pub(crate) fn cpu_experts(&self) -> CpuExperts {
+        let first = self.n_cpu_moe.map_or(0, |n| n as usize);
+        CpuExperts {
+            first: if self.cpu_moe { usize::MAX } else { first },
+            tensors: self
+                .override_tensor
+                .iter()
+                .flat_map(Overrides::patterns)
+                .collect(),
+        }
+    }
+
+    /// Returns the first option that keeps experts on the CPU, as it was given.
+    fn cpu_experts_option(&self) -> Option<String> {
+        let n = self.n_cpu_moe.filter(|n| *n > 0);
+        let all = || self.cpu_moe.then(|| "--cpu-moe".to_owned());
+        let tensors = || {
+            let first = self.override_tensor.first()?;
+            Some(format!("--override-tensor {}", first.text))
+        };
+        n.map(|n| format!("--n-cpu-moe {n}"))
+            .or_else(all)
+            .or_else(tensors)
     }
 
     /// Returns whether to run decode steps as CUDA graphs.

@@ -162,6 +162,7 @@ impl ComputeArgs {
         Ok(EngineOptions {
             device,
             gpu_layers: self.device.gpu_layers(),
+            cpu_experts: self.device.cpu_experts(),
             threads: Some(self.threads.count()),
             isa: self.isa,
             kv_type: self.cache.types(),

@@ -19,7 +19,8 @@ const TALK: &str = "octavo chat holds a conversation, octavo run --chat answers 
                     octavo run alone continues a text";
 const DRAFT: &str = "the draft model runs with the settings of its target";
 const DRAFT_LENGTH: &str = "the number of draft tokens follows from what they cost and save";
-const OFFLOAD: &str = "--gpu-layers N says which layers a GPU takes, with all that belongs to them";
+const OFFLOAD: &str = "--gpu-layers N says which layers a GPU takes, and --n-cpu-moe N whose \
+                       experts stay on the CPU";
 const GPUS: &str = "a process uses one GPU (--gpu N); docs/ranks.md has several";
 const LORA: &str = "adapters have to be merged into the model's file";
 const MEMORY: &str = "the KV cache is one pool of pages that all sequences share";
@@ -45,6 +46,9 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["-ctk", "--cache-type-k"], Is("--cache-type-k")),
     (&["-ctv", "--cache-type-v"], Is("--cache-type-v")),
     (&["-ngl", "--gpu-layers", "--n-gpu-layers"], Is("--gpu-layers")),
+    (&["-ncmoe", "--n-cpu-moe"], Is("--n-cpu-moe")),
+    (&["-cmoe", "--cpu-moe"], Is("--cpu-moe")),
+    (&["-ot", "--override-tensor"], Is("--override-tensor")),
     (&["-np", "--parallel"], Is("--parallel")),
     (&["-ub", "--ubatch-size"], Is("--batch-size")),
     (&["-mg", "--main-gpu"], Is("--gpu")),
@@ -95,8 +99,7 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["-dev", "--list-devices"], No("--device cpu or cuda and --gpu N choose a device, octavo \
         inspect --devices lists them")),
     (&["-sm", "--split-mode", "-ts", "--tensor-split", "--rpc", "-rpc"], No(GPUS)),
-    (&["-ot", "--override-tensor", "-cmoe", "--cpu-moe", "-ncmoe", "--n-cpu-moe", "-ncffn",
-       "--n-cpu-ffn", "-kvo", "--kv-offload", "-nkvo", "--no-kv-offload", "--op-offload",
+    (&["-ncffn", "--n-cpu-ffn", "-kvo", "--kv-offload", "-nkvo", "--no-kv-offload", "--op-offload",
        "--no-op-offload", "-nopo", "--no-host", "--mmproj-offload", "--no-mmproj-offload"],
         No(OFFLOAD)),
     (&["-fit", "--fit", "-fitt", "--fit-target", "-fitc", "--fit-ctx", "-fitp", "--fit-print"],

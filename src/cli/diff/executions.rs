@@ -233,6 +233,7 @@ fn execution(
         let gpu_layers = compute.gpu_layers.unwrap_or(usize::MAX);
         let options = split::Options {
             gpu_layers,
+            experts: compute.cpu_experts,
             cpu: on_cpu,
             cuda: on_gpu,
         };

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{
-    Collective, Executor, Isa, KvStore, KvTypes, Matrix, MatrixError, Pool, PromptBits, SharedPool,
-    Step, lock_limit, room, with_memory,
+    Collective, Executor, Isa, KvStore, KvTypes, Matrix, MatrixError, Pool, Program, PromptBits,
+    SharedPool, Step, lock_limit, room, with_memory,
 };
 
 pub use error::Error;
@@ -55,9 +55,7 @@ pub struct Cpu {
     taps: Taps,
     /// For one of several ranks: shows the values of all ranks to taps.
     gathered: Option<Gathered>,
-    gguf: Arc<Gguf>,
-    /// Tensors that are read from the file itself, one for each file.
-    watched: Vec<usize>,
+    watched: Watched,
 }
 
 impl Cpu {
@@ -112,15 +110,12 @@ impl Cpu {
         options: &Options,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Cpu, Error> {
-        let pool = match &options.pool {
-            Some(pool) => pool.clone(),
-            None => start(options.threads)?.into(),
-        };
+        let pool = options.pool()?;
         let Lowered {
             program,
             weights,
             taps,
-        } = lower(gguf, model, &layers, options.kv_type);
+        } = lower(gguf, model, &layers, options.kv_type, &[]);
         let types = options.kv_type;
         if let Some(kv) = program.caches.iter().find(|kv| !types.takes(kv.head_dim)) {
             let head_dim = kv.head_dim;
@@ -135,12 +130,8 @@ impl Cpu {
         let store = store
             .with_states(&program.states, n_states)
             .map_err(|source| Error::States { n_states, source })?;
-        let experts = program.experts(weights.len());
-        let weights: Vec<_> = weights.into_iter().zip(experts).collect();
-        let (matrices, watched) = pack(gguf, model, &weights, options, &mut pool.lock(), progress)?;
-        if options.lock {
-            lock(&matrices)?;
-        }
+        let (matrices, watched) =
+            matrices(gguf, model, (&program, weights), (options, &pool), progress)?;
         let executor =
             with_memory(|| Executor::of_rank(options.isa, program, matrices, pool, ranks))?;
         Ok(Cpu {
@@ -148,19 +139,53 @@ impl Cpu {
             kv: store,
             taps,
             gathered: None,
-            gguf: gguf.clone(),
             watched,
         })
     }
+}
 
+/// Tensors that are read from the file itself at every step, one for each file.
+pub(super) struct Watched {
+    gguf: Arc<Gguf>,
+    tensors: Vec<usize>,
+}
+
+impl Watched {
     /// Checks that the mapped files are still those that were opened. The system reports a
     /// shortened file, but not one that was written to.
-    fn check(&self) -> Result<(), Error> {
-        Ok(self
-            .watched
-            .iter()
-            .try_for_each(|tensor| self.gguf.check(&self.gguf.tensors()[*tensor]))?)
+    pub(super) fn check(&self) -> Result<(), Error> {
+        let mut tensors = self.tensors.iter();
+        Ok(tensors.try_for_each(|tensor| self.gguf.check(&self.gguf.tensors()[*tensor]))?)
     }
+}
+
+impl Options {
+    /// Returns the given thread pool, or starts one.
+    pub(super) fn pool(&self) -> Result<SharedPool, Error> {
+        match &self.pool {
+            Some(pool) => Ok(pool.clone()),
+            None => Ok(start(self.threads)?.into()),
+        }
+    }
+}
+
+/// Packs a program's weights with the options' pool, and locks them if asked.
+pub(super) fn matrices(
+    gguf: &Arc<Gguf>,
+    model: &dyn Network,
+    (program, weights): (&Program, Vec<WeightId>),
+    (options, pool): (&Options, &SharedPool),
+    progress: &mut dyn FnMut(u64, u64),
+) -> Result<(Vec<Matrix>, Watched), Error> {
+    let experts = program.experts(weights.len());
+    let weights: Vec<_> = weights.into_iter().zip(experts).collect();
+    let packed = pack(gguf, model, &weights, options, &mut pool.lock(), progress);
+    let (matrices, tensors) = packed?;
+    if options.lock {
+        lock(&matrices)?;
+    }
+    let gguf = gguf.clone();
+    Ok((matrices, Watched { gguf, tensors }))
 }
 
 /// Starts threads.
@@ -252,7 +277,7 @@ impl Backend for Cpu {
         step: &Step<'_>,
         tap: Option<&mut TapSink<'_>>,
     ) -> Result<&[f32], crate::error::Error> {
-        self.check()?;
+        self.watched.check()?;
         let Cpu {
             executor,
             kv,
@@ -274,14 +299,14 @@ impl Backend for Cpu {
     }
 
     fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::error::Error> {
-        self.check()?;
+        self.watched.check()?;
         let Cpu { executor, kv, .. } = self;
         let rows = with_memory(|| executor.step_by_rows(step, kv, &finite_argmax));
         Ok(rows.map_err(Error::from)?)
     }
 
     fn rows_of(&mut self, step: &Step<'_>, tap: Tap) -> Result<Vec<f32>, crate::error::Error> {
-        self.check()?;
+        self.watched.check()?;
         let Cpu {
             executor, kv, taps, ..
         } = self;
@@ -326,10 +351,12 @@ impl Backend for Cpu {
     }
 
     fn describe(&self) -> String {
-        format!(
-            "cpu, {}, {} threads",
-            self.executor.isa(),
-            self.executor.pool().lock().threads()
-        )
+        describe(&self.executor)
     }
+}
+
+/// Describes an executor on the CPU, for people.
+pub(super) fn describe(executor: &Executor) -> String {
+    let threads = executor.pool().lock().threads();
+    format!("cpu, {}, {threads} threads", executor.isa())
 }

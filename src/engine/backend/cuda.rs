@@ -6,19 +6,21 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::cuda::{
-    Cache, Device, DeviceCollective, Executor, Gpu, GpuInfo, Needs, Setup, Source, gpus, takes,
+    Cache, Device, DeviceCollective, Executor, Gpu, GpuInfo, HostExecutor, Needs, Setup, Source,
+    gpus, takes,
 };
-use octavo_kernels::{Collective, KvTypes, Step};
+use octavo_kernels::{Collective, KvTypes, SharedPool, Step, with_memory};
 
 pub use octavo_kernels::cuda::{Error, Limits};
 
+use super::cpu::{self, Watched};
 use super::lower::{FileBytes, Lowered, Taps, lower};
 use super::ranks::gathered::Gathered;
 use super::ranks::on_device::OnDevice;
 use super::ranks::share::Share;
 use super::rotate::Stored;
 use super::{Backend, Loading, LoadingSink, TapSink};
-use octavo_model::{Network, WeightRef};
+use octavo_model::{Network, WeightId, WeightRef};
 
 /// How to run on a GPU.
 #[derive(Clone, Copy, Debug)]
@@ -76,14 +78,43 @@ struct LoweredLayers {
     of_layers: Option<usize>,
 }
 
+/// Layers that run on a GPU.
+#[derive(Clone, Debug)]
+pub(super) struct GpuLayers {
+    pub(super) layers: Range<usize>,
+    /// Those whose experts stay on the CPU, of all of the model.
+    pub(super) cpu_experts: Vec<usize>,
+}
+
+impl GpuLayers {
+    /// Returns these layers, with all that belongs to them.
+    pub(super) fn whole(layers: Range<usize>) -> GpuLayers {
+        GpuLayers {
+            layers,
+            cpu_experts: Vec::new(),
+        }
+    }
+
+    /// Returns those whose experts stay on the CPU.
+    pub(super) fn with_cpu_experts(&self) -> Vec<usize> {
+        let all = self.cpu_experts.iter();
+        let here = all.filter(|layer| self.layers.contains(layer));
+        here.copied().collect()
+    }
+}
+
 impl LoweredLayers {
     fn new(
         gguf: &Arc<Gguf>,
         model: &dyn Network,
-        layers: &Range<usize>,
+        on: &GpuLayers,
         options: &Options,
     ) -> LoweredLayers {
-        let lowered = lower(gguf, model, layers, options.kv_type);
+        let GpuLayers {
+            layers,
+            cpu_experts,
+        } = on;
+        let lowered = lower(gguf, model, layers, options.kv_type, cpu_experts);
         let source = |weight: &WeightRef| Source {
             name: weight.name.clone(),
             ty: weight.ty,
@@ -104,19 +135,47 @@ impl LoweredLayers {
     }
 }
 
-/// Returns the memory that the last `n` layers of a model need.
-fn needs_of_last(
+/// Returns the memory that some layers of a model need.
+fn needs(
     gguf: &Arc<Gguf>,
     model: &dyn Network,
-    n: usize,
+    on: &GpuLayers,
     options: &Options,
 ) -> Result<Needs, Error> {
-    let n_layer = model.graph().n_layer;
-    let layers = n_layer - n..n_layer;
     let LoweredLayers {
         lowered, sources, ..
-    } = LoweredLayers::new(gguf, model, &layers, options);
+    } = LoweredLayers::new(gguf, model, on, options);
     Executor::<Gpu>::needs(&lowered.program, &sources, &options.limits)
+}
+
+/// Returns how many of the last layers would fit into `free` bytes, and with the experts of how
+/// many first layers on the CPU all of them would.
+fn fitting(
+    gguf: &Arc<Gguf>,
+    model: &dyn Network,
+    on: &GpuLayers,
+    options: &Options,
+    free: u64,
+) -> [Option<usize>; 2] {
+    let fits = |on: &GpuLayers| needs(gguf, model, on, options).is_ok_and(|n| n.total() <= free);
+    let Range { start, end } = on.layers;
+    let last = (1..end - start).rev().find(|n| {
+        fits(&GpuLayers {
+            layers: end - n..end,
+            ..on.clone()
+        })
+    });
+    let graph = model.graph();
+    let has_experts = |layer: &usize| graph.expert_nodes(*layer).is_some();
+    let mut more = on.layers.clone().filter(has_experts);
+    let first = more.find(|layer| {
+        let all = on.cpu_experts.iter().copied().chain(0..=*layer);
+        fits(&GpuLayers {
+            cpu_experts: all.collect(),
+            ..on.clone()
+        })
+    });
+    [last, first.map(|layer| layer + 1)]
 }
 
 /// The model on a GPU, or on another device that runs its kernels.
@@ -125,6 +184,15 @@ pub struct Cuda<D: Device> {
     taps: Taps,
     /// For one of several ranks: shows the values of all ranks to taps.
     gathered: Option<Gathered>,
+    weights: Vec<WeightId>,
+    cpu_experts: Option<LoadedExperts>,
+}
+
+/// Experts that the CPU computes.
+struct LoadedExperts {
+    /// Number of layers whose experts they are.
+    n_layer: usize,
+    watched: Watched,
 }
 
 impl Cuda<Box<dyn Device>> {
@@ -139,7 +207,7 @@ impl Cuda<Box<dyn Device>> {
     ) -> Result<Self, Error> {
         let OnDevice { device, ranks } = on;
         let layers = 0..share.graph().n_layer;
-        let part = LoweredLayers::new(gguf, share, &layers, options);
+        let part = LoweredLayers::new(gguf, share, &GpuLayers::whole(layers), options);
         let cuda = Cuda::prepare_with((device, Some(ranks)), gguf, share, part, options, sink)?;
         Ok(Cuda {
             gathered: Some(Gathered::new(link, share)),
@@ -162,20 +230,22 @@ impl<D: Device> Cuda<D> {
         options: &Options,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Cuda<D>, Error> {
-        Cuda::prepare_part(device, gguf, model, 0..model.graph().n_layer, options, sink)
+        let all = GpuLayers::whole(0..model.graph().n_layer);
+        Cuda::prepare_part(device, gguf, model, &all, options, sink)
     }
 
-    /// As [`Cuda::prepare`], for some layers.
+    /// As [`Cuda::prepare`], for some layers. If there are experts for the CPU, the caller adds
+    /// them with [`Cuda::add_experts`].
     pub(super) fn prepare_part(
         device: D,
         gguf: &Arc<Gguf>,
         model: &dyn Network,
-        layers: Range<usize>,
+        on: &GpuLayers,
         options: &Options,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Cuda<D>, Error> {
         let model = Stored::of(model, options.kv_type);
-        let part = LoweredLayers::new(gguf, &model, &layers, options);
+        let part = LoweredLayers::new(gguf, &model, on, options);
         let of_layers = part.of_layers;
         let prepared = Cuda::prepare_with((device, None), gguf, &model, part, options, sink);
         prepared.map_err(|error| match error {
@@ -185,15 +255,14 @@ impl<D: Device> Cuda<D> {
                 free,
                 ..
             } => {
-                let fits = |n: &usize| {
-                    needs_of_last(gguf, &model, *n, options).is_ok_and(|n| n.total() <= free)
-                };
+                let [fitting, fitting_experts] = fitting(gguf, &model, on, options, free);
                 Error::TooLarge {
                     device,
                     part: of_layers,
                     needs: all,
                     free,
-                    fitting: (1..layers.len()).rev().find(fits),
+                    fitting,
+                    fitting_experts,
                 }
             }
             other => other,
@@ -220,10 +289,7 @@ impl<D: Device> Cuda<D> {
             sources,
             of_layers,
         } = part;
-        let weights: Vec<_> = weights
-            .into_iter()
-            .map(|id| network.tensors().matrix(id))
-            .collect();
+        let tensor = |id: WeightId| network.tensors().matrix(id).tensor;
         let needs = Executor::<D>::needs(&program, &sources, &options.limits)?;
         sink(Loading::Note(&format!(
             "{}: {} {needs}",
@@ -232,7 +298,7 @@ impl<D: Device> Cuda<D> {
         )));
         let mut progress = |weight: Option<usize>, done: u64, total: u64| {
             if let Some(weight) = weight {
-                gguf.release(&gguf.tensors()[weights[weight].tensor]);
+                gguf.release(&gguf.tensors()[tensor(weights[weight])]);
             }
             sink(Loading::Weights { done, total });
         };
@@ -254,7 +320,43 @@ impl<D: Device> Cuda<D> {
             executor,
             taps,
             gathered: None,
+            weights,
+            cpu_experts: None,
         })
+    }
+
+    /// Packs the experts of `n_layer` layers for the CPU, where the program leaves any to it.
+    ///
+    /// # Errors
+    /// If a weight is unusable, or memory or threads are lacking.
+    pub(super) fn add_experts(
+        self,
+        gguf: &Arc<Gguf>,
+        network: &dyn Network,
+        n_layer: usize,
+        options: &cpu::Options,
+        progress: &mut dyn FnMut(u64, u64),
+    ) -> Result<Cuda<D>, cpu::Error> {
+        let host = self.executor.host_program();
+        let weights = host.matrices.iter().map(|w| self.weights[*w]).collect();
+        let pool = options.pool()?;
+        let program = (&host.program, weights);
+        let packed = cpu::matrices(gguf, network, program, (options, &pool), progress);
+        let (matrices, watched) = packed?;
+        let isa = options.isa;
+        let host = with_memory(|| HostExecutor::new(isa, host, matrices, pool))??;
+        Ok(Cuda {
+            executor: self.executor.with_host(host),
+            cpu_experts: Some(LoadedExperts { n_layer, watched }),
+            ..self
+        })
+    }
+
+    /// Checks that the files of the CPU's experts are still those that were opened.
+    fn check(&self) -> Result<(), cpu::Error> {
+        self.cpu_experts
+            .as_ref()
+            .map_or(Ok(()), |experts| experts.watched.check())
     }
 
     /// Returns the device.
@@ -273,6 +375,7 @@ impl<D: Device> Backend for Cuda<D> {
         step: &Step<'_>,
         tap: Option<&mut TapSink<'_>>,
     ) -> Result<&[f32], crate::error::Error> {
+        self.check()?;
         let Some(sink) = tap else {
             return Ok(self.executor.step(step, None)?);
         };
@@ -280,6 +383,7 @@ impl<D: Device> Backend for Cuda<D> {
             executor,
             taps,
             gathered,
+            ..
         } = self;
         let mut view = |op: usize, rows: usize, width: usize, data: &[f32]| match gathered {
             None => taps.show(sink, op, rows, width, data),
@@ -289,6 +393,7 @@ impl<D: Device> Backend for Cuda<D> {
     }
 
     fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::error::Error> {
+        self.check()?;
         Ok(self.executor.argmax(step)?)
     }
 
@@ -309,7 +414,22 @@ impl<D: Device> Backend for Cuda<D> {
     }
 
     fn weight_bytes(&self) -> u64 {
-        self.executor.memory().weights
+        let host = self
+            .executor
+            .host()
+            .map_or(&[][..], |host| host.executor().matrices());
+        let experts: usize = host.iter().map(|m| m.packed_bytes()).sum();
+        self.executor.memory().weights + experts as u64
+    }
+
+    fn release_scratch(&mut self) {
+        if let Some(host) = self.executor.host_mut() {
+            host.release_scratch();
+        }
+    }
+
+    fn pool(&self) -> Option<SharedPool> {
+        Some(self.executor.host()?.executor().pool().clone())
     }
 
     fn describe(&self) -> String {
@@ -318,6 +438,14 @@ impl<D: Device> Backend for Cuda<D> {
             Ok(false) => ", no graphs".to_owned(),
             Err(error) => format!(", no graphs ({error})"),
         };
-        format!("cuda, {}{graphs}", self.executor.device().describe())
+        let experts = self.cpu_experts.iter().zip(self.executor.host());
+        let experts = experts.map(|(LoadedExperts { n_layer, .. }, host)| {
+            let s = if *n_layer == 1 { "" } else { "s" };
+            let cpu = cpu::describe(host.executor());
+            format!("; experts of {n_layer} layer{s}: {cpu}")
+        });
+        let experts: String = experts.collect();
+        let device = self.executor.device().describe();
+        format!("cuda, {device}{graphs}{experts}")
     }
 }

@@ -13,6 +13,7 @@ use octavo_kernels::{
     ValueShape, WeightBytes,
 };
 
+use super::experts::nodes_of_experts;
 use super::{TapSink, TapView};
 use octavo_model::{
     CacheGroup, Graph, Network, Node, Op, Tap, ValueId, VecId, WeightId, WeightRef,
@@ -112,16 +113,23 @@ pub(super) fn weight_bytes(network: &dyn Network, layers: &Range<usize>) -> u64 
 }
 
 /// Lowers these layers of a model, the first with the embeddings, the last with the output: all
-/// layers, or those up to one, or those from one on. The cache is of types `kv`.
+/// layers, or those up to one, or those from one on. The cache is of types `kv`. A device leaves
+/// the experts of the layers `experts` to the host.
 pub(super) fn lower(
     gguf: &Arc<Gguf>,
     network: &dyn Network,
     layers: &Range<usize>,
     kv: KvTypes,
+    experts: &[usize],
 ) -> Lowered {
     let mut compiler = Compiler::new(gguf, network);
     compiler.compile(layers);
     let graph = network.graph();
+    // operations are nodes, after one for the input of a part
+    let first = nodes(graph, layers).start;
+    let inputs = usize::from(layers.start > 0);
+    let ops = |nodes: Range<usize>| nodes.start - first + inputs..nodes.end - first + inputs;
+    let on_host = nodes_of_experts(graph, layers, experts);
     let program = Program {
         ops: compiler.ops,
         slots: compiler.slots,
@@ -130,6 +138,7 @@ pub(super) fn lower(
         states: compiler.states,
         output: compiler.output,
         embedding_input_width: graph.embedding_input_width,
+        on_host: on_host.into_iter().map(ops).collect(),
     };
     Lowered {
         program,

@@ -3,6 +3,7 @@
 
 pub mod cpu;
 pub mod cuda;
+mod experts;
 mod lower;
 pub mod ranks;
 mod rotate;
@@ -10,6 +11,7 @@ pub mod split;
 
 use std::cell::RefCell;
 
+pub use experts::{CpuExperts, TensorPattern};
 pub use octavo_kernels::{Phase, SharedPool, Step, StepSequence};
 
 use crate::error::Error;

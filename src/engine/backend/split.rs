@@ -1,5 +1,6 @@
 //! A model on two devices: the first layers on the CPU, the last ones and the output head on a GPU.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
@@ -7,7 +8,8 @@ use octavo_kernels::Step;
 use octavo_kernels::cuda::Device;
 
 use super::cpu::{self, Cpu};
-use super::cuda::{self, Cuda};
+use super::cuda::{self, Cuda, GpuLayers};
+use super::experts::{CpuExperts, expert_bytes};
 use super::lower::weight_bytes;
 use super::{Backend, Loading, LoadingSink, TapSink};
 use crate::error::Error;
@@ -18,7 +20,9 @@ use octavo_model::{Model, Tap};
 pub struct Options {
     /// How many of the last layers run on the GPU.
     pub gpu_layers: usize,
-    /// Options of the first layers, on the CPU.
+    /// Layers of these whose experts stay on the CPU.
+    pub experts: CpuExperts,
+    /// Options of the first layers and of experts, on the CPU.
     pub cpu: cpu::Options,
     /// Options of the last layers, on the GPU; both caches have the same type and number of pages.
     pub cuda: cuda::Options,
@@ -27,7 +31,7 @@ pub struct Options {
 /// Prepares a model on a device: all of it, or its last layers with the others on the CPU.
 ///
 /// # Errors
-/// As [`Split::prepare`].
+/// As [`Split::prepare`], and if experts are to stay on the CPU that cannot.
 pub fn prepare<D: Device + 'static>(
     device: D,
     gguf: &Arc<Gguf>,
@@ -35,14 +39,11 @@ pub fn prepare<D: Device + 'static>(
     options: &Options,
     sink: &mut LoadingSink<'_>,
 ) -> Result<Box<dyn Backend>, Error> {
-    if options.gpu_layers >= model.hparams.n_layer() {
-        return Ok(Box::new(Cuda::prepare(
-            device,
-            gguf,
-            model,
-            &options.cuda,
-            sink,
-        )?));
+    let n_layer = model.hparams.n_layer();
+    if options.gpu_layers >= n_layer {
+        let on = gpu_layers(gguf, model, 0..n_layer, options)?;
+        let (cuda, _) = prepare_gpu(device, (gguf, model), &on, options, 0, sink)?;
+        return Ok(Box::new(cuda));
     }
     if !model.is_divisible() {
         return Err(Error::Indivisible {
@@ -54,6 +55,68 @@ pub fn prepare<D: Device + 'static>(
     Ok(Box::new(Split::prepare(
         device, gguf, model, options, sink,
     )?))
+}
+
+/// Returns these layers of a model, with the experts that stay on the CPU.
+fn gpu_layers(
+    gguf: &Gguf,
+    model: &Model,
+    layers: Range<usize>,
+    options: &Options,
+) -> Result<GpuLayers, Error> {
+    let cpu_experts = options.experts.layers(gguf, model)?;
+    Ok(GpuLayers {
+        layers,
+        cpu_experts,
+    })
+}
+
+/// Prepares a GPU's layers, then their experts on the CPU. `after` are the bytes of weights that
+/// the caller loads next. Returns the bytes of those loaded as well.
+fn prepare_gpu<D: Device>(
+    device: D,
+    (gguf, model): (&Arc<Gguf>, &Model),
+    on: &GpuLayers,
+    options: &Options,
+    after: u64,
+    sink: &mut LoadingSink<'_>,
+) -> Result<(Cuda<D>, u64), Error> {
+    let experts = on.with_cpu_experts();
+    let of_experts = expert_bytes(model, &experts);
+    if !experts.is_empty() {
+        sink(Loading::Note(&format!(
+            "the experts of {} of {} layers stay on the CPU: {} MiB",
+            experts.len(),
+            model.hparams.n_layer(),
+            of_experts.div_ceil(1 << 20)
+        )));
+    } else if !options.experts.is_empty() {
+        let what = "no layer on the GPU has experts that could stay on the CPU";
+        sink(Loading::Note(&format!("{}: {what}", gguf.name())));
+    }
+    let mut of_gpu = 0;
+    let mut all = |event: Loading<'_>| match event {
+        Loading::Weights { done, total } => {
+            of_gpu = total;
+            sink(Loading::Weights {
+                done,
+                total: total + of_experts + after,
+            });
+        }
+        note @ Loading::Note(_) => sink(note),
+    };
+    let cuda = Cuda::prepare_part(device, gguf, model, on, &options.cuda, &mut all)?;
+    if experts.is_empty() {
+        return Ok((cuda, of_gpu));
+    }
+    let mut progress = |done: u64, _: u64| {
+        sink(Loading::Weights {
+            done: of_gpu + done,
+            total: of_gpu + of_experts + after,
+        });
+    };
+    let cuda = cuda.add_experts(gguf, model, experts.len(), &options.cpu, &mut progress)?;
+    Ok((cuda, of_gpu + of_experts))
 }
 
 /// The model on both devices. Hidden states go from one to the other within a step; each device has
@@ -87,32 +150,20 @@ impl<D: Device> Split<D> {
         );
         let n_first = n_layer - options.gpu_layers;
         let of_first = weight_bytes(model, &(0..n_first));
-        let mut of_second = 0;
-        let mut both = |event: Loading<'_>| match event {
-            Loading::Weights { done, total } => {
-                of_second = total;
-                sink(Loading::Weights {
-                    done,
-                    total: total + of_first,
-                });
-            }
-            note @ Loading::Note(_) => sink(note),
-        };
-        let second = Cuda::prepare_part(
-            device,
-            gguf,
-            model,
-            n_first..n_layer,
-            &options.cuda,
-            &mut both,
-        )?;
+        let on = gpu_layers(gguf, model, n_first..n_layer, options)?;
+        let (second, of_second) = prepare_gpu(device, (gguf, model), &on, options, of_first, sink)?;
         let mut progress = |done: u64, total: u64| {
             sink(Loading::Weights {
                 done: of_second + done,
                 total: of_second + total,
             });
         };
-        let first = Cpu::prepare_part(gguf, model, 0..n_first, &options.cpu, &mut progress)?;
+        let cpu = cpu::Options {
+            // experts have started one
+            pool: second.pool().or_else(|| options.cpu.pool.clone()),
+            ..options.cpu.clone()
+        };
+        let first = Cpu::prepare_part(gguf, model, 0..n_first, &cpu, &mut progress)?;
         Ok(Split {
             first,
             second,

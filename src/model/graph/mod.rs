@@ -130,6 +130,27 @@ impl Graph {
         start..end(layer)
     }
 
+    /// Returns the nodes of a layer's experts, if it has any: from the first product with the
+    /// chosen experts to their weighted sum, without the choice itself and without a shared expert.
+    ///
+    /// # Panics
+    /// As [`Graph::layer_nodes`].
+    pub fn expert_nodes(&self, layer: usize) -> Option<Range<usize>> {
+        let nodes = self.layer_nodes(layer);
+        let op = |at: usize| self.nodes[at].op;
+        let sum = nodes
+            .clone()
+            .rfind(|at| matches!(op(*at), Op::ExpertSum { .. }))?;
+        let chosen = |at: usize| match op(at) {
+            Op::ExpertMatMul { ids, .. } => Some(ids),
+            _ => None,
+        };
+        // products by heads are products with experts too, with other ids
+        let ids = (nodes.start..sum).rev().find_map(chosen)?;
+        let first = nodes.clone().find(|at| chosen(*at) == Some(ids))?;
+        Some(first..sum + 1)
+    }
+
     /// Returns whether the last rows become logits; otherwise they are the result.
     pub fn has_logits(&self) -> bool {
         self.logits != self.hidden

@@ -148,6 +148,7 @@ class Model:
         isa: str = "auto",
         parallel: int = 8,
         gpu_layers: int | None = None,
+        n_cpu_moe: int = 0,
         mmproj: _Path | None = None,
         offline: bool = False,
     ) -> Model: ...

@@ -38,7 +38,10 @@ class OctavoLM(TemplateLM):  # type: ignore[misc]
     def __init__(self, model: Model | str | None = None, **options: Any) -> None:
         super().__init__()
         # the harness passes settings of its own
-        known = ("device", "ctx", "kv_type", "threads", "isa", "parallel", "gpu_layers")
+        known = (
+            *("device", "ctx", "kv_type", "threads", "isa", "parallel"),
+            *("gpu_layers", "n_cpu_moe"),
+        )
         options = {name: options[name] for name in known if options.get(name) is not None}
         self.model = model if isinstance(model, Model) else Model(model, **options)
         facts = self.model.facts

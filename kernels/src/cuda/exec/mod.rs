@@ -36,7 +36,7 @@ use super::{Device, DeviceCollective, Error, HostBuffer, Ptr, Task, launch};
 use crate::exec::TapFn;
 use crate::fuse::{self, Group};
 use crate::op::{MatrixShape, RowSet};
-use crate::program::{Program, StateUse, Step, TokenRow};
+use crate::program::{HostProgram, Program, StateUse, Step, TokenRow};
 
 /// Most rows of a step of one sequence that is captured for exactly these rows.
 const MAX_CAPTURED_DRAFTS: usize = launch::IMMA_COLUMNS;
@@ -216,6 +216,7 @@ impl<D: Device> Executor<D> {
                 needs,
                 free,
                 fitting: None,
+                fitting_experts: None,
             })
     }
 
@@ -231,6 +232,11 @@ impl<D: Device> Executor<D> {
             host: Some(host),
             ..self
         }
+    }
+
+    /// Returns the program of the operations that its program leaves to the host.
+    pub fn host_program(&self) -> HostProgram {
+        self.program.host_program()
     }
 
     /// Returns the executor of the operations that the program leaves to the host, if it has one.
