@@ -175,14 +175,10 @@ fn advise_on_cuda(error: &cuda::Error) -> Option<String> {
     match error {
         cuda::Error::KvType { .. } => Some(KV_TYPE.to_owned()),
         cuda::Error::KvTypes(_) => Some(format!("{KV_TYPE}; --device cpu takes all")),
-        cuda::Error::TooLarge {
-            fitting,
-            fitting_experts,
-            ..
-        } => {
+        cuda::Error::TooLarge { fitting, .. } => {
             let less = "smaller -c and -b and --kv-type q8_0 take less";
-            let experts = fitting_experts.map(|n| format!("--n-cpu-moe {n}"));
-            let layers = fitting.map(|n| format!("--gpu-layers {n}"));
+            let experts = fitting.experts.map(|n| format!("--n-cpu-moe {n}"));
+            let layers = fitting.layers.map(|n| format!("--gpu-layers {n}"));
             let options: Vec<String> = experts.into_iter().chain(layers).collect();
             Some(match options.is_empty() {
                 true => less.to_owned(),

@@ -339,9 +339,9 @@ fn what_does_not_fit_says_what_would() {
         let options = both(gpu_layers, KvType::F16, limits(64, 1, 512), true);
         let error = split::prepare(shim, &gguf, &model, &options, &mut |_| {}).err()?;
         match error {
-            octavo_engine::Error::Cuda(Error::TooLarge { needs, fitting, .. }) => {
-                Some((needs.total(), fitting, error.to_string()))
-            }
+            octavo_engine::Error::Cuda(Error::TooLarge {
+                needs, ref fitting, ..
+            }) => Some((needs.total(), fitting.layers, error.to_string())),
             other => panic!("{other}"),
         }
     };

@@ -165,7 +165,7 @@ pub enum Error {
         "{device}: {} {needs}, and {} MiB are free{}",
         takes(*part),
         free >> 20,
-        room_for(*fitting, *fitting_experts)
+        room_for(fitting)
     )]
     TooLarge {
         /// Device description.
@@ -176,10 +176,8 @@ pub enum Error {
         needs: Needs,
         /// Bytes free.
         free: u64,
-        /// Number of layers that would fit, if known.
-        fitting: Option<usize>,
-        /// Number of first layers of the model without whose experts all would fit, if known.
-        fitting_experts: Option<usize>,
+        /// What would fit.
+        fitting: Box<Fitting>,
     },
     /// No memory for the buffers of the operations that the host executes.
     #[error("buffers of the CPU's part of a step: {0}")]
@@ -200,6 +198,15 @@ pub enum Error {
         /// Error message.
         message: String,
     },
+}
+
+/// What would fit where a model does not, as far as known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fitting {
+    /// Number of last layers.
+    pub layers: Option<usize>,
+    /// Number of first layers of the model without whose experts everything would.
+    pub experts: Option<usize>,
 }
 
 /// Error of a library that failed to load, with the loader's message: libloading's own text only
@@ -228,12 +235,12 @@ pub fn takes(layers: Option<usize>) -> String {
 
 /// Suffix of the message about a model that does not fit: how many layers would, or without whose
 /// experts.
-fn room_for(fitting: Option<usize>, experts: Option<usize>) -> String {
-    let layers = fitting.map(|n| match n {
+fn room_for(fitting: &Fitting) -> String {
+    let layers = fitting.layers.map(|n| match n {
         1 => "the last layer".to_owned(),
         n => format!("the last {n} layers"),
     });
-    let experts = experts.map(|n| match n {
+    let experts = fitting.experts.map(|n| match n {
         1 => "all without the experts of the first layer".to_owned(),
         n => format!("all without the experts of the first {n} layers"),
     });

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::cuda::{
-    Cache, Device, DeviceCollective, Executor, Gpu, GpuInfo, HostExecutor, Needs, Setup, Source,
-    gpus, takes,
+    Cache, Device, DeviceCollective, Executor, Fitting, Gpu, GpuInfo, HostExecutor, Needs, Setup,
+    Source, gpus, takes,
 };
 use octavo_kernels::{Collective, KvTypes, SharedPool, Step, with_memory};
 
@@ -156,7 +156,7 @@ fn fitting(
     on: &GpuLayers,
     options: &Options,
     free: u64,
-) -> [Option<usize>; 2] {
+) -> Fitting {
     let fits = |on: &GpuLayers| needs(gguf, model, on, options).is_ok_and(|n| n.total() <= free);
     let Range { start, end } = on.layers;
     let last = (1..end - start).rev().find(|n| {
@@ -175,7 +175,10 @@ fn fitting(
             ..on.clone()
         })
     });
-    [last, first.map(|layer| layer + 1)]
+    Fitting {
+        layers: last,
+        experts: first.map(|layer| layer + 1),
+    }
 }
 
 /// The model on a GPU, or on another device that runs its kernels.
@@ -254,17 +257,13 @@ impl<D: Device> Cuda<D> {
                 needs: all,
                 free,
                 ..
-            } => {
-                let [fitting, fitting_experts] = fitting(gguf, &model, on, options, free);
-                Error::TooLarge {
-                    device,
-                    part: of_layers,
-                    needs: all,
-                    free,
-                    fitting,
-                    fitting_experts,
-                }
-            }
+            } => Error::TooLarge {
+                device,
+                part: of_layers,
+                needs: all,
+                free,
+                fitting: Box::new(fitting(gguf, &model, on, options, free)),
+            },
             other => other,
         })
     }

@@ -215,8 +215,7 @@ impl<D: Device> Executor<D> {
                 part: None,
                 needs,
                 free,
-                fitting: None,
-                fitting_experts: None,
+                fitting: Box::default(),
             })
     }
 
