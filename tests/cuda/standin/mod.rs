@@ -45,7 +45,14 @@ fn models_run_through_the_driver() {
             "late",
             &["cuda::goldens::the_committed", "cuda::engine"][..],
         ),
-        ("random:3", &["cuda::steps", "cuda::two_devices"]),
+        (
+            "random:3",
+            &[
+                "cuda::steps",
+                "cuda::two_devices",
+                "cuda::experts::launches",
+            ],
+        ),
     ];
     std::thread::scope(|scope| {
         for (execute, tests) in runs {
