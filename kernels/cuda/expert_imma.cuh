@@ -1,6 +1,6 @@
 // Products of rows with the experts that they are given to, for three rows and more: prompts and
-// batches. Choices of one expert are multiplied together, 8 or 16 at a time, so that its weights are
-// read once for all of them. The results have the bits of `expert_gemv`, those of `gemv`.
+// batches. Choices of one expert are multiplied together, 8 or 16 at a time, so that its weights
+// are read once for all of them. The results have the bits of `expert_gemv`, those of `gemv`.
 #ifndef OCTAVO_EXPERT_IMMA
 #define OCTAVO_EXPERT_IMMA
 

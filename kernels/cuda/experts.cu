@@ -199,8 +199,8 @@ struct SortExpertsParams {
 static_assert(sizeof(SortExpertsParams) == 40, "kernels/src/cuda/params.rs has the same");
 
 // A block for each expert: it counts the choices of those before it and its own, so that it knows
-// where its own belong. Its tiles begin with number before / width + expert, which leaves enough for
-// all experts before it whatever they have.
+// where its own belong. Its tiles begin with number before / width + expert, which leaves enough
+// for all experts before it whatever they have.
 KERNEL(sort_experts, SortExpertsParams, THREADS) {
     SHARED(u32, before_of, [THREADS / WARP]);
     SHARED(u32, own_of, [THREADS / WARP]);

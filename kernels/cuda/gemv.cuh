@@ -180,8 +180,8 @@ constexpr u32 RESULTS_AT_ONCE = least<u32>(N* STRIP, WARP);
 template <int N>
 constexpr u32 ROUNDS_OF_RESULTS = N * STRIP / RESULTS_AT_ONCE<N>;
 
-// A part of a strip's products with all columns: a lane gets the sums of value
-// lane / (32 / n) of every round of n results; value i of all is that of row i % 4 and column i / 4.
+// A part of a strip's products with all columns: a lane gets the sums of value lane / (32 / n) of
+// every round of n results. Value i of all is that of row i % 4 and column i / 4.
 template <class F, int N>
 DEVICE void strip_part(float (&mine)[ROUNDS_OF_RESULTS<N>], const Matrix& w, const u8* x,
                        u32 columns, u32 strip, u32 part, u32 parts) {

@@ -1,5 +1,5 @@
-// Products of a packed matrix of codes with 3 to 16 columns of activations, on tensor cores: batches
-// of sequences and drafted tokens. The weights are read once for all columns.
+// Products of a packed matrix of codes with 3 to 16 columns of activations, on tensor cores:
+// batches of sequences and drafted tokens. The weights are read once for all columns.
 //
 // Every result has the bits of `gemv`. Tensor cores multiply integers exactly (mma.sync, signed
 // bytes): a unit of 32 columns is one product of the codes with the activations' high bytes and one
@@ -9,8 +9,8 @@
 // of `lanes_sums`, part by part where rows are long.
 //
 // A block has 16 MT rows and 8 NT columns. Codes, scales and activations of eight units (a step)
-// come to shared memory steps ahead. The columns of a unit can be multiplied in any order, so a lane
-// takes words of codes as they lie in memory, and the same words of activations.
+// come to shared memory steps ahead. The columns of a unit can be multiplied in any order, so a
+// lane takes words of codes as they lie in memory, and the same words of activations.
 #ifndef OCTAVO_IMMA
 #define OCTAVO_IMMA
 
@@ -148,8 +148,8 @@ struct ImmaBringer {
     }
 };
 
-// Word `i` of the codes of a lane's row of eight, the first of which are in `strip`, in the order of
-// columns. Places that differ between lanes are the same for all strips.
+// Word `i` of the codes of a lane's row of eight, the first of which are in `strip`, in the order
+// of columns. Places that differ between lanes are the same for all strips.
 template <class F, class T>
 DEVICE u32 imma_codes(const u8* unit, u32 strip, u32 row, u32 i) {
     const auto word = [&](u32 plane, u32 bits, u32 index) {
@@ -252,8 +252,8 @@ DEVICE void imma_load_columns(ImmaColumns& to, const u8* unit, u32 lane, u32 n) 
         to.sums[i] = load_vector<UnitSums>(sums + (first + i * T::COLUMN + 4 * T::LINE));
 }
 
-// Makes the high bytes' products part of the whole ones: less the codes' offset times the sum of the
-// activations, which is `even` and `odd` in a lane's two columns.
+// Makes the high bytes' products part of the whole ones: less the codes' offset times the sum of
+// the activations, which is `even` and `odd` in a lane's two columns.
 template <class F>
 DEVICE void imma_lift(i32 (&d)[4], i32 even, i32 odd) {
 #pragma unroll
@@ -352,7 +352,8 @@ DEVICE void imma_join(float* results, const float (&acc)[IMMA_SUMS][MT][NT][4], 
             for (u32 i = 0; i < IMMA_WARPS; ++i) z[i] = all_own[i * own_floats + threadIdx.x];
             const float sum =
                 ((z[0] + z[4]) + (z[2] + z[6])) + ((z[1] + z[5]) + (z[3] + z[7]));
-            float& result = results[(8 * n + threadIdx.x / 16) * 16 * MT + 16 * m + threadIdx.x % 16];
+            const u32 row = 16 * m + threadIdx.x % 16, column = 8 * n + threadIdx.x / 16;
+            float& result = results[column * 16 * MT + row];
             result = part == 0 ? sum : result + sum;
         }
     }

@@ -113,7 +113,9 @@ impl LaunchContext<'_> {
                 self.single(at, &mut list);
             }
             ready = self.still_ready(list.ready, at..=last);
-            sorted = list.sorted.filter(|slot| !self.is_written(*slot, at..=last));
+            sorted = list
+                .sorted
+                .filter(|slot| !self.is_written(*slot, at..=last));
             parts.push(OpLaunches {
                 op: last,
                 gather: list.gather,

@@ -21,6 +21,7 @@ mod recurrent;
 mod run;
 mod single;
 mod transfer;
+mod widest;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,9 +38,6 @@ use crate::exec::TapFn;
 use crate::fuse::{self, Group};
 use crate::op::{MatrixShape, RowSet};
 use crate::program::{HostProgram, Program, StateUse, Step, TokenRow};
-
-/// Most rows of a step of one sequence that is captured for exactly these rows.
-const MAX_CAPTURED_DRAFTS: usize = launch::IMMA_COLUMNS;
 
 /// Progress of capturing the launches of a decode shape.
 enum CaptureState {
@@ -421,36 +419,6 @@ impl<D: Device> Executor<D> {
             None => self.run((shape, best))?,
         }
         Ok((rows, output_rows.len()))
-    }
-
-    /// Returns the shape in which a step's launches are captured, if they are: that of decode steps
-    /// with outputs for all rows, of one token of each sequence or of some drafted ones.
-    fn captured_shape(&self, exact: &Shape, end: usize) -> Option<Shape> {
-        let &Shape {
-            generated,
-            rows,
-            outputs,
-            sequences,
-            ..
-        } = exact;
-        let Limits {
-            rows: most_rows,
-            outputs: most_outputs,
-            sequences: most_sequences,
-            ..
-        } = self.limits;
-        if !generated || outputs != rows {
-            return None;
-        }
-        let bucket = Shape::bucket(rows, end);
-        let fits = bucket.rows <= most_rows.min(most_outputs).min(most_sequences);
-        // a sequence without rows has no place among states, so padding cannot be one
-        let can_pad = sequences == rows || self.program.states.is_empty();
-        let has_few_drafts = sequences == 1 && rows <= MAX_CAPTURED_DRAFTS;
-        match fits && can_pad {
-            true => Some(bucket),
-            false => has_few_drafts.then_some(*exact),
-        }
     }
 
     /// Checks that the states of a step fit.

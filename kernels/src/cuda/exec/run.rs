@@ -3,8 +3,8 @@
 
 use super::launches::LaunchContext;
 use super::record::Shape;
-use super::{CaptureState, Executor, LaunchKey};
-use crate::cuda::{Device, Error, Recording, Task};
+use super::{CaptureState, Executor, LaunchKey, Limits};
+use crate::cuda::{Device, Error, Recording, Task, launch};
 use crate::exec::TapFn;
 
 /// A part of a step.
@@ -24,7 +24,40 @@ pub(super) enum Piece {
     Host(usize),
 }
 
+/// Most rows of a step of one sequence that is captured for exactly these rows.
+const MAX_CAPTURED_DRAFTS: usize = launch::IMMA_COLUMNS;
+
 impl<D: Device> Executor<D> {
+    /// Returns the shape in which a step's launches are captured, if they are: that of decode steps
+    /// with outputs for all rows, of one token of each sequence or of some drafted ones.
+    pub(super) fn captured_shape(&self, exact: &Shape, end: usize) -> Option<Shape> {
+        let &Shape {
+            generated,
+            rows,
+            outputs,
+            sequences,
+            ..
+        } = exact;
+        let Limits {
+            rows: most_rows,
+            outputs: most_outputs,
+            sequences: most_sequences,
+            ..
+        } = self.limits;
+        if !generated || outputs != rows {
+            return None;
+        }
+        let bucket = Shape::bucket(rows, end);
+        let fits = bucket.rows <= most_rows.min(most_outputs).min(most_sequences);
+        // a sequence without rows has no place among states, so padding cannot be one
+        let can_pad = sequences == rows || self.program.states.is_empty();
+        let has_few_drafts = sequences == 1 && rows <= MAX_CAPTURED_DRAFTS;
+        match fits && can_pad {
+            true => Some(bucket),
+            false => has_few_drafts.then_some(*exact),
+        }
+    }
+
     pub(super) fn context(&self, shape: Shape) -> LaunchContext<'_> {
         LaunchContext {
             program: &self.program,
