@@ -1,9 +1,9 @@
 //! Repacks weight rows from the file's layout to the planes that the kernels read; the layout is
 //! described in `cuda/formats.cuh`.
 //!
-//! Only scales grow: those of K-quants from 6 to 8 bits (by 3 % of a Q4_K tensor), because unpacking
-//! them in every thread would cost more than reading them, and those of two units or more that have
-//! one in the file (by 11 % of a Q2_0 tensor). No value changes.
+//! Only scales grow: those of K-quants from 6 to 8 bits (by 3 % of a Q4_K tensor), because
+//! unpacking them in every thread would cost more than reading them, and those of two units or more
+//! that have one in the file (by 11 % of a Q2_0 tensor). No value changes.
 
 use super::Ptr;
 use super::params::Matrix;

@@ -169,8 +169,8 @@ fn gates_and_integers_have_the_bits_of_single_columns() {
 }
 
 impl Bench {
-    /// Multiplies rows of `x` by the experts `ids`, in tiles of choices; `sharing` of these share one
-    /// input.
+    /// Multiplies rows of `x` by the experts `ids`, in tiles of choices; `sharing` of these share
+    /// one input.
     fn expert_imma(
         &mut self,
         (ty, experts, n, cols): (T, usize, usize, usize),

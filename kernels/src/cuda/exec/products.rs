@@ -162,8 +162,9 @@ impl LaunchContext<'_> {
         }
     }
 
-    /// Adds launches of `gemv` or `imma` for any number of rows, with weights of one type. `gated`: the two
-    /// products are gate and up, and the integer form goes to the pointer, unless it is null.
+    /// Adds launches of `gemv` or `imma` for any number of rows, with weights of one type. `gated`:
+    /// the two products are gate and up, and the integer form goes to the pointer, unless it is
+    /// null.
     fn gemv(
         &self,
         x: Slot,

@@ -298,8 +298,8 @@ pub fn sort_experts(p: &SortExperts) -> Launch {
     launch(Module::Experts, "sort_experts", [p.experts, 1, 1], 256, p)
 }
 
-/// Multiplies rows by their experts, in `tiles` tiles of up to `width` choices, on tensor cores; the
-/// results have the bits of [`expert_gemv`].
+/// Multiplies rows by their experts, in `tiles` tiles of up to `width` choices, on tensor cores;
+/// the results have the bits of [`expert_gemv`].
 pub fn expert_imma(ty: TensorType, p: &ExpertImma, [width, tiles]: [usize; 2]) -> Launch {
     let time = |rows: &u32| p.n.div_ceil(*rows) * (rows + width as u32);
     let rows = IMMA_ROWS.into_iter().min_by_key(time);
