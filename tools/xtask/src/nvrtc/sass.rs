@@ -103,8 +103,8 @@ fn least(kernel: &str) -> Least {
         return at_least(8 * tokens / 128, 0);
     }
     if let Some(of_unit) = imma_products(kernel) {
-        // all of a unit, but for what the compiler moves to its ends
-        return at_least(of_unit * 3 / 4, 0);
+        // of a unit; the compiler moves some to its ends
+        return at_least(of_unit / 3, 0);
     }
     match kernel {
         // a slice of a warp's part; in large tiles, two of its four tiles
