@@ -220,7 +220,8 @@ struct Q2_K : Supers<2, 0, 16, 0> {
     }
 };
 
-// What four places of tables of eight bytes have, which are given as two words.
+// Looks up four bytes in a table of eight, which two words hold: bits 0 to 2 of each byte of
+// `places` are an index.
 DEVICE u32 lookup_eight(u32 places, u32 first, u32 last) {
     const u32 picks = places & 0x07070707u;
     const u32 selector = (picks | picks >> 4) & 0x00ff00ffu;

@@ -181,7 +181,7 @@ pub enum Error {
         file: String,
         /// The choice.
         pattern: String,
-        /// What it names.
+        /// The tensors that it names.
         got: String,
     },
     /// Experts on the CPU, for one of several ranks.

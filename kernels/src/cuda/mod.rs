@@ -176,7 +176,7 @@ pub enum Error {
         needs: Needs,
         /// Bytes free.
         free: u64,
-        /// What would fit.
+        /// Parts of the model that would fit.
         fitting: Box<Fitting>,
     },
     /// No memory for the buffers of the operations that the host executes.
@@ -200,7 +200,7 @@ pub enum Error {
     },
 }
 
-/// What would fit where a model does not, as far as known.
+/// Parts that would fit of a model that does not; `None` where unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fitting {
     /// Number of last layers.

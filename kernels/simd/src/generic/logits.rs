@@ -7,7 +7,7 @@ use crate::doubles::{Doubles, LANES, bounded, exp};
 /// Values of a block: a multiple of the lanes.
 pub const BLOCK: usize = 256;
 
-/// What logits are stored as.
+/// An element type of stored logits.
 pub trait Logit: Copy {
     const LEAST: Self;
     /// Reads eight.

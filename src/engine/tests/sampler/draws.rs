@@ -1,6 +1,6 @@
-//! What seeds draw from a large vocabulary. The expected tokens are those of a few lines of Python
-//! with `math.exp` and sums in the order of the candidates; every bound and every target of a draw
-//! there is at least a millionth of the total away from where another token would be drawn.
+//! Tokens that seeds draw from a large vocabulary. The expected tokens are those of a few lines of
+//! Python with `math.exp` and sums in the order of the candidates; every bound and every target of
+//! a draw there is at least a millionth of the total away from where another token would be drawn.
 
 use super::*;
 use octavo_engine::sample::SamplerDefaults;

@@ -81,8 +81,9 @@ struct Model {
     head: Product,
     /// Launches of a layer that are no products.
     others: f64,
-    /// Floats of a position's keys and values in a layer, and of its queries.
+    /// Floats of a position's keys and values in a layer.
     cached: f64,
+    /// Floats of a position's queries in a layer.
     queries: f64,
 }
 
@@ -268,8 +269,7 @@ pub(super) fn write(to: &Path) -> Result<(), String> {
 mod tests {
     use super::*;
 
-    /// What was measured on an H200 before batches had kernels of their own is near what the same
-    /// model of a step says of it.
+    /// Predictions are near the speeds measured on an H200 before batches had kernels of their own.
     #[test]
     fn one_sequence_is_predicted_as_it_was_measured() {
         let models = models();
