@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::collections::HashSet;
 use std::ops::Range;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Options for opening a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,14 +39,15 @@ pub(crate) struct Part {
     pub(crate) data_start: u64,
 }
 
-/// An open GGUF file, or all files of a split model.
+/// An open GGUF file, or all files of a split model. Clones share the files.
+#[derive(Clone)]
 pub struct Gguf {
-    parts: Vec<Part>,
+    parts: Arc<[Part]>,
     version: u32,
     alignment: u32,
     keys: Keys,
     /// The bytes that hold the keys, where those are not the first part's.
-    changed: Option<Bytes>,
+    changed: Option<Arc<Bytes>>,
     tensors: Vec<TensorInfo>,
     /// Indices into `tensors`, sorted by name.
     sorted: Vec<u32>,
@@ -113,7 +115,7 @@ impl Gguf {
         } = dir;
         let sorted = sort_by_name(&tensors, &parts)?;
         Ok(Gguf {
-            parts,
+            parts: parts.into(),
             version,
             alignment,
             keys,
@@ -164,7 +166,7 @@ impl Gguf {
     /// Returns the bytes that hold the keys.
     fn key_bytes(&self) -> &[u8] {
         let first = self.parts.first().map(|part| &part.bytes);
-        self.changed.as_ref().or(first).map_or(&[], |b| b.whole())
+        self.changed.as_deref().or(first).map_or(&[], |b| b.whole())
     }
 
     /// Returns the bytes of the (first) file.

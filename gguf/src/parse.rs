@@ -13,6 +13,7 @@ const MIN_KEY_RECORD: u64 = 8 + 1 + 4 + 1;
 const MIN_TENSOR_RECORD: u64 = 8 + 4 + 4 + 8;
 
 /// A key and the place of its value.
+#[derive(Clone)]
 struct Entry {
     key: Span,
     value: ValueLocation,
@@ -32,6 +33,7 @@ enum ValueLocation {
 }
 
 /// The keys of a file, in its order.
+#[derive(Clone)]
 pub(crate) struct Keys {
     entries: Vec<Entry>,
     /// Indices into `entries`, sorted by key.

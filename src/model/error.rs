@@ -22,6 +22,9 @@ impl<T: fmt::Display> fmt::Display for Choice<'_, T> {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)] // the fields are what the messages say
 pub enum Error {
+    /// An invalid GGUF file.
+    #[error("{0}")]
+    Gguf(gguf_rs_lite::Error),
     /// `general.architecture` names an unsupported architecture.
     #[error(
         "{file}: general.architecture is {got:?}, which is not supported (supported: {supported})"
@@ -99,6 +102,16 @@ pub enum Error {
         why: &'static str,
         expected: usize,
         got: usize,
+    },
+    /// The file has an MTP layer and no others.
+    #[error("{0}: only an MTP layer, which drafts tokens: expected the model that it belongs to")]
+    OnlyMtp(String),
+    /// The file has no MTP layer that could draft tokens.
+    #[error("{file}: a model of {arch} {reason}: expected one to draft tokens with")]
+    NoMtp {
+        file: String,
+        arch: &'static str,
+        reason: &'static str,
     },
     /// The graph built for the model is inconsistent: a bug in this program, not a fault of the
     /// file.

@@ -8,6 +8,7 @@ mod error;
 pub mod graph;
 pub mod hparams;
 pub mod keys;
+mod mtp;
 pub mod outline;
 mod rope;
 mod structure;
@@ -18,12 +19,13 @@ use gguf_rs_lite::Gguf;
 
 pub use arch::Arch;
 pub use error::{Choice, Error};
-pub use graph::{Graph, Node, Op, ValueId};
+pub use graph::{Graph, HiddenRows, Node, Op, ValueId};
 pub use hparams::{
     CacheGroup, Hparams, LatentHparams, LayerHparams, Pooling, RecurrentHparams, ScalingKind,
     TokenMixer,
 };
 pub use keys::{Entry, Source, Sourced};
+pub use mtp::{is_mtp_only, mtp_layer};
 pub use octavo_kernels::{Pairing, Rope};
 pub use structure::{Active, ExpertStructure, RecurrentStructure, Structure, Windows};
 pub use taps::{OwnedTap, Tap};
@@ -77,10 +79,21 @@ pub struct Model {
 impl Model {
     /// Reads, checks and binds everything; the weights' data stays in the file.
     pub fn load(gguf: &Gguf) -> Result<Model, Error> {
+        Model::load_with(gguf, HiddenRows::default())
+    }
+
+    /// As [`Model::load`], with these rows of the final norm computed.
+    ///
+    /// # Errors
+    /// As [`Model::load`].
+    pub fn load_with(gguf: &Gguf, rows: HiddenRows) -> Result<Model, Error> {
+        if is_mtp_only(gguf) {
+            return Err(Error::OnlyMtp(gguf.name().to_owned()));
+        }
         let hparams = Hparams::from_gguf(gguf)?;
         let weights = weights::bind(gguf, &hparams)?;
         let ropes = rope::tables(&hparams, &weights, hparams.n_ctx_train());
-        let graph = arch::build(&hparams, &weights);
+        let graph = arch::build(&hparams, &weights, rows);
         graph
             .validate(&weights.tensors, &ropes, &hparams.caches)
             .map_err(|source| Error::Graph {
@@ -107,6 +120,11 @@ impl Model {
         let mut layers = self.hparams.layers.iter().enumerate();
         let own_keys = layers.all(|(l, layer)| layer.kv_layer == l);
         self.weights.per_layer_inputs.is_none() && own_keys
+    }
+
+    /// Returns whether it is an MTP layer of another model.
+    pub fn is_mtp(&self) -> bool {
+        self.weights.mtp.is_some()
     }
 
     /// Returns what was assumed or left out, one line each.

@@ -19,6 +19,16 @@ pub const INP_PER_LAYER_SELECTED: &str = "inp_per_layer_selected";
 pub const PER_LAYER_PROJ: &str = "per_layer_proj";
 /// Per-layer inputs: the sum of both.
 pub const INP_PER_LAYER: &str = "inp_per_layer";
+/// An MTP layer's token embeddings, normed.
+pub const MTP_ENORM: &str = "mtp_enorm";
+/// The hidden states that it reads, normed.
+pub const MTP_HNORM: &str = "mtp_hnorm";
+/// Both side by side.
+pub const MTP_CONCAT: &str = "mtp_concat";
+/// Their projection, the layer's input.
+pub const MTP_EH_PROJ: &str = "mtp_eh_proj";
+/// All rows of the final norm, where an MTP layer reads them.
+pub const H_NEXTN: &str = "h_nextn";
 /// A layer's input, normed.
 pub const ATTN_NORM: &str = "attn_norm";
 /// A second norm of the layer's input: attention's, where the first is the feed-forward block's.

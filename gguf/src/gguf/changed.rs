@@ -4,6 +4,7 @@ use super::{Gguf, TensorInfo, sort_by_name};
 use crate::map::Bytes;
 use crate::parse::parse;
 use crate::{Error, OwnedValue, Writer};
+use std::sync::Arc;
 
 impl Gguf {
     /// Returns the same model with changed or added keys. The tensors' bytes are not moved. An
@@ -32,7 +33,7 @@ impl Gguf {
         let directory = parse(self.name(), &bytes, 0, false)?;
         Ok(Gguf {
             keys: directory.keys,
-            changed: Some(bytes),
+            changed: Some(Arc::new(bytes)),
             ..self
         })
     }

@@ -10,6 +10,7 @@ pub(super) const SPEC: Spec = Spec {
     name: "deepseek2",
     pairing: Pairing::Norm,
     latent: true,
+    mtp: true,
     attn_out: None,
     reads: &[
         "expert_count",

@@ -9,6 +9,7 @@ use crate::weights::Experts;
 
 pub(super) const SPEC: Spec = Spec {
     name: "glm4moe",
+    mtp: true,
     reads: &[
         "expert_count",
         "expert_used_count",

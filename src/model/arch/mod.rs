@@ -58,7 +58,7 @@ use std::fmt;
 use gguf_rs_lite::{Gguf, Value};
 
 use super::blocks::{Block, Builder, Feature};
-use super::graph::{Graph, Norm};
+use super::graph::{Graph, HiddenRows, Norm};
 use super::hparams::{Hparams, Sections};
 use super::keys::{Keys, show};
 use super::taps;
@@ -197,6 +197,8 @@ pub(super) struct Spec {
     pub(super) classifier: Option<Classifier>,
     /// Learned position embeddings replace RoPE.
     pub(super) embeds_positions: bool,
+    /// Its MTP layers read the trunk's rows after the final norm.
+    pub(super) mtp: bool,
     /// Files may state an expert count of 1, where other dense models state 0.
     pub(super) counts_one_expert: bool,
     /// Keys this architecture reads, among those refused by default.
@@ -243,6 +245,7 @@ const DECODER: Spec = Spec {
     causal: true,
     classifier: None,
     embeds_positions: false,
+    mtp: false,
     counts_one_expert: false,
     reads: &[],
     read_hparams: |_, _| Ok(()),
@@ -300,9 +303,14 @@ impl Arch {
     }
 }
 
-/// Builds the forward pass of a bound model.
-pub(super) fn build(h: &Hparams, w: &Weights) -> Graph {
-    let mut b = Builder::new(h, w);
+/// Builds the forward pass of a bound model; `rows` selects those that the final norm is of.
+pub(super) fn build(h: &Hparams, w: &Weights, rows: HiddenRows) -> Graph {
+    // an MTP layer drafts on from its outputs
+    let rows = match w.mtp {
+        Some(_) => HiddenRows::Outputs,
+        None => rows,
+    };
+    let mut b = Builder::new(h, w, rows);
     let mut x = b.embed();
     let mut layers = Vec::with_capacity(h.n_layer());
     for l in 0..h.n_layer() {

@@ -11,6 +11,7 @@ pub(super) const SPEC: Spec = Spec {
     },
     recurrent: Some(Recurrent::DeltaNet(KeyHeads::Tiled)),
     gated_attention: true,
+    mtp: true,
     embedding: taps::INPUT_EMBED,
     scaled_embedding: taps::INPUT_EMBED,
     attn_out: Some(taps::ATTN_OUTPUT),

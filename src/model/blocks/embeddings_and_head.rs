@@ -2,9 +2,9 @@
 
 use octavo_kernels::{Function, RowSet, ValueShape};
 
-use super::super::graph::{Graph, Op, ValueId};
+use super::super::graph::{Graph, HiddenRows, Op, ValueId};
 use super::super::taps;
-use super::super::weights::{PerLayerInputs, WeightId};
+use super::super::weights::{MtpInput, NormWeights, PerLayerInputs, WeightId};
 use super::{Builder, at, once};
 
 impl Builder<'_> {
@@ -38,8 +38,23 @@ impl Builder<'_> {
         let x = self.scale(x, factor, once(name));
         self.per_layer = w.per_layer_inputs.map(|w| self.per_layer_inputs(x, &w));
         let x = self.optional_norm(x, w.embd_norm, 0);
+        let x = match &w.mtp {
+            Some(w) => self.mtp_input(x, w),
+            None => x,
+        };
         self.first_layer = self.nodes.nodes.len();
         x
+    }
+
+    /// Appends an MTP layer's input: the tokens' embeddings and the hidden states that come
+    /// with the step, each normed, side by side and projected.
+    fn mtp_input(&mut self, x: ValueId, w: &MtpInput) -> ValueId {
+        let info = self.info(x);
+        let hidden = self.push(Op::Input, info, None);
+        let embedded = self.norm(x, w.embedding_norm, Some(0));
+        let hidden = self.norm(hidden, w.hidden_norm, Some(0));
+        let both = self.concat(embedded, hidden, [info.width; 2], at(taps::MTP_CONCAT, 0));
+        self.matmul(both, w.projection, at(taps::MTP_EH_PROJ, 0))
     }
 
     /// Adds the image encoder's deepstack features for layer `l` to the layer's result.
@@ -84,10 +99,7 @@ impl Builder<'_> {
     /// difference.
     pub(crate) fn head(mut self, x: ValueId, layers: Vec<ValueId>) -> Graph {
         let w = self.w;
-        let mut hidden = match w.output_norm {
-            Some(norm) => self.norm(x, norm, None),
-            None => x,
-        };
+        let (mut hidden, kept) = self.final_norm(x);
         for (i, dense) in w.dense.iter().enumerate() {
             let is_last = i + 1 == w.dense.len();
             let name = is_last.then_some(taps::RESULT_EMBD_POOLED).and_then(once);
@@ -104,11 +116,32 @@ impl Builder<'_> {
             states: self.nodes.states,
             n_layer: self.h.n_layer(),
             first_layer: self.first_layer,
-            input: 0,
+            input: if w.mtp.is_some() { self.h.n_embd() } else { 0 },
             embedding_input_width: self.h.image_embedding_width(),
             layers,
             hidden,
+            kept,
             logits,
+        }
+    }
+
+    /// Appends the final norm; returns its rows with outputs, and those to keep, if any.
+    fn final_norm(&mut self, x: ValueId) -> (ValueId, Option<ValueId>) {
+        let w = self.w;
+        let normed = |b: &mut Self, tap: Option<&'static str>| match w.output_norm {
+            Some(norm) => b.norm(x, NormWeights { tap, ..norm }, None),
+            None => x,
+        };
+        let tap = w.output_norm.and_then(|norm| norm.tap);
+        match self.rows {
+            HiddenRows::Outputs => {
+                let hidden = normed(self, tap);
+                (hidden, w.mtp.map(|_| hidden))
+            }
+            HiddenRows::All => {
+                let all = normed(self, Some(taps::H_NEXTN));
+                (self.select_rows(all, tap.and_then(once)), Some(all))
+            }
         }
     }
 

@@ -16,7 +16,7 @@ use octavo_kernels::{Activation, Function, RowSet, ValueShape};
 pub(super) use feed_forward::Feature;
 
 use super::arch::Spec;
-use super::graph::{Named, Nodes, Op, ValueId, at, once};
+use super::graph::{HiddenRows, Named, Nodes, Op, ValueId, at, once};
 use super::hparams::Hparams;
 use super::taps;
 use super::weights::{Ffn, Layer, NormWeights, PerLayer, WeightId, Weights};
@@ -39,6 +39,7 @@ pub(super) struct Builder<'a> {
     w: &'a Weights,
     spec: &'static Spec,
     nodes: Nodes<'a>,
+    rows: HiddenRows,
     /// Per-layer inputs of all layers, if the model has them.
     per_layer: Option<ValueId>,
     /// Number of nodes before the first layer, once these are complete.
@@ -60,12 +61,13 @@ impl<'a> DerefMut for Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    pub(super) fn new(h: &'a Hparams, w: &'a Weights) -> Builder<'a> {
+    pub(super) fn new(h: &'a Hparams, w: &'a Weights, rows: HiddenRows) -> Builder<'a> {
         Builder {
             h,
             w,
             spec: h.arch.spec(),
             nodes: Nodes::new(&w.tensors),
+            rows,
             per_layer: None,
             first_layer: 0,
         }
@@ -106,17 +108,19 @@ impl<'a> Builder<'a> {
     /// Keeps only the rows with outputs in the last layer: nothing after it looks at other tokens,
     /// and the feed-forward block is most of a layer's work.
     fn output_rows<const N: usize>(&mut self, values: [ValueId; N], l: usize) -> [ValueId; N] {
-        if l + 1 < self.h.n_layer() {
+        if l + 1 < self.h.n_layer() || self.rows == HiddenRows::All {
             return values;
         }
-        values.map(|x| {
-            let rows = RowSet::Outputs;
-            let info = ValueShape {
-                rows,
-                ..self.info(x)
-            };
-            self.push(Op::SelectRows { x }, info, None)
-        })
+        values.map(|x| self.select_rows(x, None))
+    }
+
+    /// Keeps the rows with outputs.
+    fn select_rows(&mut self, x: ValueId, tap: Option<Named>) -> ValueId {
+        let info = ValueShape {
+            rows: RowSet::Outputs,
+            ..self.info(x)
+        };
+        self.push(Op::SelectRows { x }, info, tap)
     }
 
     /// Appends a whole layer and returns its output.

@@ -56,8 +56,8 @@ pub struct Graph {
     pub n_layer: usize,
     /// Index in [`Graph::nodes`] of the first layer's first node; those before it embed the tokens.
     pub first_layer: usize,
-    /// Width of the rows that come with a step, for graphs that begin with these instead of
-    /// token ids; 0 if the graph begins with token ids.
+    /// Width of the rows that come with a step, instead of token ids or beside them; 0 if there
+    /// are none.
     pub input: usize,
     /// Width of a row that may replace a token's embedding; 0 if none may.
     pub embedding_input_width: usize,
@@ -66,8 +66,21 @@ pub struct Graph {
     /// Result of the final norm, or the output of a model without logits,
     /// (rows with outputs, n_embd).
     pub hidden: ValueId,
+    /// Rows of the final norm that can be read after a step, for an MTP layer: of all
+    /// tokens, or in such a layer itself of those with outputs.
+    pub kept: Option<ValueId>,
     /// Logits, (rows with outputs, n_vocab); the same as [`Graph::hidden`] where a model has none.
     pub logits: ValueId,
+}
+
+/// Rows that the last layer and the final norm compute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HiddenRows {
+    /// Those with outputs.
+    #[default]
+    Outputs,
+    /// All, for an MTP layer to read.
+    All,
 }
 
 /// Faults of a graph; node numbers count from 0.
@@ -182,7 +195,7 @@ impl Graph {
                 last[v.index()] = i;
             }
         }
-        for v in [self.hidden, self.logits] {
+        for v in [self.hidden, self.logits].into_iter().chain(self.kept) {
             last[v.index()] = self.nodes.len();
         }
         last

@@ -241,7 +241,7 @@ fn groups(k: &mut Keys<'_>, experts: usize, used: usize) -> Result<Option<TopGro
 }
 
 /// Key for the number of multi-token prediction (MTP) layers at the end.
-pub(super) const PREDICTION_LAYERS: &str = "nextn_predict_layers";
+pub(crate) const PREDICTION_LAYERS: &str = "nextn_predict_layers";
 
 /// Reads the number of MTP layers; they are not part of the forward pass.
 pub(super) fn prediction_layers(k: &mut Keys<'_>, n_block: usize) -> Result<usize, Error> {

@@ -26,7 +26,8 @@ use crate::keys::{Entry, Keys, Source, Sourced, show};
 use layers::Layers;
 
 pub(crate) use experts::{
-    DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, RouterKeys, experts, experts_if_any,
+    DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, PREDICTION_LAYERS, RouterKeys, experts,
+    experts_if_any,
 };
 pub use experts::{Experts, Gating};
 pub use latent::LatentHparams;
@@ -166,12 +167,13 @@ impl Hparams {
 
         let context_length = k.count("context_length", 1..=i32::MAX as usize, None)?;
         let n_embd = k.count("embedding_length", 1..=MAX_WIDTH, None)?;
-        let mut n_layer = block_count(&mut k, gguf.tensors().len())?;
+        let mut n_layer = k.count("block_count", 1..=MAX_LAYERS, None)?;
         let n_block = n_layer.value;
         if spec.reads.contains(&experts::PREDICTION_LAYERS) {
             k.n_behind = experts::prediction_layers(&mut k, n_block)?;
             n_layer.value -= k.n_behind;
         }
+        check_layers(&k, n_layer.value, gguf.tensors().len())?;
         let Layers { layers, latent } = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
         let epsilon = match spec.norm {
             Norm::Rms => "attention.layer_norm_rms_epsilon",
@@ -364,18 +366,17 @@ impl Hparams {
     }
 }
 
-/// Reads the layer count, and refuses more layers than `n_tensors` tensors allow.
-fn block_count(k: &mut Keys<'_>, n_tensors: usize) -> Result<Sourced<usize>, Error> {
-    let n_layer = k.count("block_count", 1..=MAX_LAYERS, None)?;
+/// Refuses more layers of the forward pass than `n_tensors` tensors allow.
+fn check_layers(k: &Keys<'_>, n_layer: usize, n_tensors: usize) -> Result<(), Error> {
     let most = n_tensors / MIN_TENSORS_PER_LAYER;
-    if n_layer.value > most {
+    if n_layer > most {
         let expected = match n_tensors {
             0 => "layers with tensors, but the file has no tensors (a vocabulary only)".to_owned(),
             n => format!("at most {most} layers in a file of {n} tensors"),
         };
-        return Err(k.bad(k.full("block_count"), expected, n_layer.value.to_string()));
+        return Err(k.bad(k.full("block_count"), expected, n_layer.to_string()));
     }
-    Ok(n_layer)
+    Ok(())
 }
 
 /// Checks that layers without experts have a feed-forward width, where an architecture has such

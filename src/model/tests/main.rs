@@ -5,6 +5,7 @@ mod forward;
 mod graph;
 mod hostile;
 mod lenient;
+mod mtp;
 mod outline;
 mod rope;
 mod support;

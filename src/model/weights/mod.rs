@@ -6,6 +6,8 @@
 
 mod bind;
 mod classifier;
+mod mtp;
+mod per_layer;
 mod rope;
 mod tensors;
 
@@ -14,6 +16,8 @@ use std::sync::Arc;
 pub use bind::TensorBinder;
 pub(crate) use bind::{Binder, EmbeddingsAndHead, bind, blk};
 pub use classifier::Classifier;
+pub use mtp::MtpInput;
+pub use per_layer::{PerLayer, PerLayerInputs};
 pub use rope::RopeDivisors;
 pub use tensors::{Pieces, Tensors, VecId, Vector, WeightId, WeightRef};
 
@@ -399,28 +403,6 @@ pub struct Layer {
     pub output_scale: Option<f32>,
 }
 
-/// A layer's use of its per-layer input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PerLayer {
-    /// (n_embd_per_layer, n_embd): gate.
-    pub gate: WeightId,
-    /// (n_embd, n_embd_per_layer)
-    pub projection: WeightId,
-    /// Norm of the projection.
-    pub norm: NormWeights,
-}
-
-/// Per-layer inputs: an additional embedding of each token for every layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PerLayerInputs {
-    /// (n_vocab, n_layer * n_embd_per_layer)
-    pub table: WeightId,
-    /// (n_layer * n_embd_per_layer, n_embd)
-    pub projection: WeightId,
-    /// Norm of each layer's part of the projection.
-    pub norm: NormWeights,
-}
-
 impl Layer {
     /// Creates a layer with this feed-forward block, and nothing else.
     pub(crate) fn new(ffn: Ffn) -> Layer {
@@ -477,6 +459,8 @@ pub struct Weights {
     pub per_layer_inputs: Option<PerLayerInputs>,
     /// The layers in order.
     pub layers: Vec<Layer>,
+    /// Input of an MTP layer, where the model is one.
+    pub mtp: Option<MtpInput>,
     /// Scores of a text, if the model is a reranker.
     pub classifier: Option<Arc<Classifier>>,
 }

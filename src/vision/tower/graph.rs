@@ -65,6 +65,7 @@ pub(super) fn build(h: &Hparams, w: &Weights, tensors: &Tensors) -> Graph {
         embedding_input_width: w.positions.as_ref().map_or(0, |_| h.n_embd),
         layers,
         hidden: output,
+        kept: None,
         logits: output,
     }
 }

@@ -1,11 +1,11 @@
 //! Binds the weights outside the layers: embedding, final norm, output, and divisors of RoPE
 //! angles.
 
-use super::Binder;
+use super::{Binder, blk};
 use crate::error::Error;
 use crate::hparams::ScalingKind;
 use crate::taps;
-use crate::weights::{NormWeights, PerLayerInputs, RopeDivisors, VecId, WeightId};
+use crate::weights::{MtpInput, NormWeights, PerLayerInputs, RopeDivisors, VecId, WeightId};
 
 /// The weights outside the layers.
 pub(crate) struct EmbeddingsAndHead {
@@ -144,6 +144,22 @@ impl Binder<'_> {
             },
             ..self.bind_embeddings_and_head()?
         })
+    }
+
+    /// Binds the input of an MTP layer, where the model is one:
+    /// [`mtp_layer`](crate::mtp_layer).
+    pub(super) fn mtp_input(&mut self) -> Result<Option<MtpInput>, Error> {
+        let n_embd = self.h.n_embd();
+        let name = |name: &str| blk(0, &format!("nextn.{name}"));
+        let projection = name("eh_proj.weight");
+        if !self.has(&projection) {
+            return Ok(None);
+        }
+        Ok(Some(MtpInput {
+            embedding_norm: self.norm(&name("enorm"), n_embd, taps::MTP_ENORM)?,
+            hidden_norm: self.norm(&name("hnorm"), n_embd, taps::MTP_HNORM)?,
+            projection: self.matrix(&projection, n_embd, 2 * n_embd)?,
+        }))
     }
 
     /// Returns the number of rotated pairs of a head.

@@ -14,7 +14,7 @@ pub(crate) use embeddings_and_head::EmbeddingsAndHead;
 use gguf_rs_lite::Gguf;
 pub use tensors::TensorBinder;
 
-use super::{Classifier, Layer, NormWeights, VecId, WeightId, Weights};
+use super::{Classifier, Layer, MtpInput, NormWeights, VecId, WeightId, Weights};
 use crate::error::Error;
 use crate::hparams::Hparams;
 
@@ -114,6 +114,7 @@ impl<'a> Binder<'a> {
         self,
         weights: EmbeddingsAndHead,
         layers: Vec<Layer>,
+        mtp: Option<MtpInput>,
         classifier: Option<Classifier>,
     ) -> Result<Weights, Error> {
         let behind = |name: &str| {
@@ -137,6 +138,7 @@ impl<'a> Binder<'a> {
             rope_divisors: weights.rope_divisors,
             per_layer_inputs: weights.per_layer_inputs,
             layers,
+            mtp,
             classifier: classifier.map(Arc::new),
         })
     }
@@ -154,7 +156,8 @@ pub(crate) fn bind(gguf: &Gguf, h: &Hparams) -> Result<Weights, Error> {
         Some(kind) => Classifier::bind(&mut binder, kind)?,
         None => None,
     };
-    binder.finish(weights, layers, classifier)
+    let mtp = binder.mtp_input()?;
+    binder.finish(weights, layers, mtp, classifier)
 }
 
 /// Returns `blk.<layer>.<rest>`.
