@@ -385,6 +385,7 @@ fn elementwise(bench: &mut Bench<'_>) {
             caches: vec![kv],
             states: vec![],
             output: 1,
+            kept: None,
             embedding_input_width: 0,
             on_host: vec![],
         };

@@ -6,7 +6,7 @@
 // that is read in the same step; so no block waits for another.
 #include "compat.cuh"
 
-constexpr u32 MAX_RETAINED = 4;
+constexpr u32 MAX_RETAINED = 8;
 constexpr u32 NO_SLOT = 0xffffffffu;
 
 // A sequence of a step.
@@ -19,7 +19,7 @@ struct Span {
         u32 slot;
     } to[MAX_RETAINED];
 };
-static_assert(sizeof(Span) == 44, "kernels/src/cuda/exec/record.rs writes this");
+static_assert(sizeof(Span) == 76, "kernels/src/cuda/exec/record.rs writes this");
 
 // One part of the states.
 struct States {

@@ -331,7 +331,7 @@ fn is_unread(program: &Program, slot: Slot, from: usize) -> bool {
             return true;
         }
     }
-    slot != program.output
+    !program.is_result(slot)
 }
 
 /// The matrices of the products that read a slot's value from operation `from` on, if nothing else
@@ -387,5 +387,5 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             return Some(readers).filter(|readers| !readers.is_empty());
         }
     }
-    Some(readers).filter(|readers| !readers.is_empty() && slot != program.output)
+    Some(readers).filter(|readers| !readers.is_empty() && !program.is_result(slot))
 }

@@ -46,15 +46,17 @@ pub enum MatrixError {
     },
 }
 
+#[derive(Clone)]
 enum Data {
     /// Strips, one after the other.
-    Packed(Memory),
+    Packed(Arc<Memory>),
     /// Rows as in the file.
     Rows(Arc<dyn WeightBytes>),
 }
 
 /// `y = W x` with W of `rows` x `cols`, in one of ggml's types; or several such matrices, the
-/// experts, one below the other.
+/// experts, one below the other. Clones share the weights.
+#[derive(Clone)]
 pub struct Matrix {
     /// Element type in the file.
     pub ty: TensorType,
@@ -148,7 +150,9 @@ impl Matrix {
                     cols,
                     bytes,
                 })?;
-                Data::Packed(strip_rows.pack_all(&kernels, &*source, memory, pool))
+                Data::Packed(Arc::new(
+                    strip_rows.pack_all(&kernels, &*source, memory, pool),
+                ))
             }
             _ => Data::Rows(source),
         };

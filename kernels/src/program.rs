@@ -167,6 +167,8 @@ pub struct Program {
     pub states: Vec<usize>,
     /// The slot that holds the outputs: the logits, or the inputs of another program.
     pub output: Slot,
+    /// A slot whose rows can be read after a step too, if there is one: `Executor::kept`.
+    pub kept: Option<Slot>,
     /// Values of a row that replaces a token's embedding, see [`EmbeddingRows`]; 0 if none can.
     pub embedding_input_width: usize,
     /// Operations that a device leaves to the host, in order, as ranges that do not overlap. An
@@ -184,6 +186,11 @@ impl Program {
             }
         }
         experts
+    }
+
+    /// Whether the rows of a slot are read after a step.
+    pub(crate) fn is_result(&self, slot: Slot) -> bool {
+        slot == self.output || Some(slot) == self.kept
     }
 
     /// The shape of a layer of the cache.

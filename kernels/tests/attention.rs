@@ -103,6 +103,7 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
         caches: vec![kv],
         states: vec![],
         output: 3,
+        kept: None,
         embedding_input_width: 0,
         on_host: vec![],
     };

@@ -145,6 +145,8 @@ pub struct Executor {
     place: usize,
     arenas: Arc<Arenas>,
     scratches: Arc<Scratches>,
+    /// Rows of the last step, and those with outputs.
+    last: [usize; 2],
     /// Steps in which a thread was left behind that may still be reading their buffers.
     unfinished: Vec<Weak<Frame>>,
 }
@@ -223,6 +225,7 @@ impl Executor {
             arenas: Arc::new(Arenas::new(program.ops.len())),
             scratches: Arc::new(Scratches::new(threads)),
             place,
+            last: [0; 2],
             model: Arc::new(Model {
                 isa,
                 table,
@@ -351,11 +354,29 @@ impl Executor {
             // buffers there before its next one.
             unsafe { self.arenas.reserve(self.place, &self.model, &extent) };
         }
+        self.last = [whole.rows.len(), whole.output_rows.len()];
+        self.rows_of(output)
+    }
+
+    /// Returns the rows of [`Program::kept`] in the last step, `[rows][width]`; none if the program
+    /// keeps none.
+    pub fn kept(&self) -> &[f32] {
+        self.model
+            .program
+            .kept
+            .map_or(&[], |slot| self.rows_of(slot))
+    }
+
+    /// The rows of a result in the last step.
+    fn rows_of(&self, slot: usize) -> &[f32] {
         let program = &self.model.program;
-        let n = program.rows_of(output, whole.rows.len(), whole.output_rows.len());
-        let len = n * program.slots[output].width;
-        // SAFETY: as before; threads left behind are in other places.
-        unsafe { self.arenas.view(self.place).buffers[output].read(0, len) }
+        let [rows, outputs] = self.last;
+        let len = program.rows_of(slot, rows, outputs) * program.slots[slot].width;
+        if len == 0 {
+            return &[];
+        }
+        // SAFETY: the last step ended in this place, and threads left behind are in other places.
+        unsafe { self.arenas.view(self.place).buffers[slot].read(0, len) }
     }
 
     /// Makes a frame of some rows of a step, for some of the plan's sections.
@@ -457,6 +478,7 @@ impl Executor {
     /// Frees the buffers of steps; the next step makes new ones. A thread that was left behind
     /// keeps those that it uses until it is done.
     pub fn release_scratch(&mut self) {
+        self.last = [0; 2];
         self.arenas = Arc::new(Arenas::new(self.model.program.ops.len()));
         self.scratches = Arc::new(Scratches::new(self.pool.lock().threads()));
     }

@@ -175,7 +175,8 @@ impl Plan {
             read.extend(step.reads.iter().map(|r| (*r, step.task.division)));
             written.extend(step.writes.iter().map(|r| (*r, step.task.division)));
         }
-        let mut live = vec![Resource::Slot(program.output)];
+        let results = [program.output].into_iter().chain(program.kept);
+        let mut live: Vec<Resource> = results.map(Resource::Slot).collect();
         for (section, (reads, writes)) in sections.iter_mut().zip(&uses).rev() {
             live.retain(|r| !writes.contains(r));
             let news: Vec<Resource> = reads
@@ -236,6 +237,10 @@ fn stages(program: &Program, sections: &[Section]) -> Option<Stages> {
     }
     let mut retained = vec![false; program.slots.len()];
     retained[program.output] = true;
+    program
+        .kept
+        .into_iter()
+        .for_each(|slot| retained[slot] = true);
     for start in &starts[1..] {
         for resource in &sections[*start].carried {
             match resource {

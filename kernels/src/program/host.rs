@@ -128,6 +128,7 @@ impl Program {
             caches: Vec::new(),
             states: Vec::new(),
             output: last,
+            kept: None,
             embedding_input_width: 0,
             on_host: Vec::new(),
         };

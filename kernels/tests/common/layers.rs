@@ -206,6 +206,7 @@ impl Layers {
                 caches: vec![self.kv],
                 states: vec![],
                 output: 18,
+                kept: None,
                 embedding_input_width: 0,
                 on_host: vec![],
             },

@@ -236,6 +236,7 @@ pub(crate) fn program(ops: Vec<Instruction>, widths: &[usize], kv: KvShape) -> P
         caches: vec![kv],
         states: vec![],
         output: widths.len() - 1,
+        kept: None,
         embedding_input_width: 0,
         on_host: vec![],
     }

@@ -408,9 +408,9 @@ fn states_beyond_what_there_is_are_refused() {
     let too_many = SequencePart {
         text,
         tokens: n,
-        saved_after: &[1, 2, 3, 4],
+        saved_after: &[1, 2, 3, 4, 5, 6, 7, 8],
     };
-    let expected = format!("5 states of a sequence: expected at most {MAX_RETAINED}");
+    let expected = format!("9 states of a sequence: expected at most {MAX_RETAINED}");
     assert_eq!(complaint(&mut texts, &too_many), expected);
     texts.next = LIMITS.states as u32;
     let beyond = complaint(&mut texts, &SequencePart::of(text, n));

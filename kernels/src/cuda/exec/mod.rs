@@ -86,6 +86,8 @@ pub struct Executor<D: Device> {
     /// Outputs of the last step, or values for a tap. Sized for decode at first, and grown on
     /// demand.
     values: HostBuffer,
+    /// Rows of the last step, and those with outputs.
+    last: [usize; 2],
     /// Results that kernels write to the step record: words, read as floats.
     status: HostBuffer,
 }
@@ -193,6 +195,7 @@ impl<D: Device> Executor<D> {
             check_pages,
             captures: HashMap::new(),
             values,
+            last: [0; 2],
             status,
         };
         executor.build()?;
@@ -386,6 +389,7 @@ impl<D: Device> Executor<D> {
         if !self.program.states.is_empty() {
             self.check_states(step);
         }
+        self.last = [rows.len(), output_rows.len()];
         if rows.is_empty() {
             return Ok((rows, 0));
         }

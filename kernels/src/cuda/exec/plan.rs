@@ -280,6 +280,7 @@ impl Index<usize> for Weights {
 fn slots_on_device(program: &Program) -> Vec<bool> {
     let mut used = vec![false; program.slots.len()];
     used[program.output] = true;
+    program.kept.into_iter().for_each(|slot| used[slot] = true);
     let on_host = program.host_ops();
     for (instruction, _) in program.ops.iter().zip(on_host).filter(|(_, host)| !host) {
         let slots = instruction.op.inputs().chain(instruction.out);

@@ -69,7 +69,7 @@ fn splits(rows: usize, end: usize) -> usize {
 }
 
 /// Maximum number of states of a sequence that one step keeps.
-pub const MAX_RETAINED: usize = 4;
+pub const MAX_RETAINED: usize = 8;
 
 /// Words of a `Span` in `recurrence.cu`.
 const SPAN: usize = 3 + 2 * MAX_RETAINED;

@@ -41,4 +41,19 @@ impl<D: Device> Executor<D> {
             _ => self.device.download_all(&mut copies),
         }
     }
+
+    /// Returns the rows of [`Program::kept`](crate::Program::kept) in the last step,
+    /// `[rows][width]`; none if the program keeps none.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn kept(&mut self) -> Result<&[f32], Error> {
+        let Some(slot) = self.program.kept else {
+            return Ok(&[]);
+        };
+        let [rows, outputs] = self.last;
+        let n = self.program.rows_of(slot, rows, outputs);
+        self.read(slot, n, 0)?;
+        Ok(&self.values.floats()[..n * self.program.slots[slot].width])
+    }
 }
