@@ -79,6 +79,39 @@ pub struct Embedded {
     pub exact_pooled: Vec<f32>,
 }
 
+/// What a model's MTP layer gives at every position of a prompt, and for a chain of
+/// draft tokens after it.
+#[derive(Debug, Clone)]
+pub struct Mtp {
+    /// Prompt, n ids.
+    pub tokens: Vec<u32>,
+    /// Size of the vocabulary.
+    pub n_vocab: usize,
+    /// Values of a hidden state.
+    pub width: usize,
+    /// `(n, width)`: the model's own hidden states.
+    pub hidden: Vec<f32>,
+    /// `(n, n_vocab)`: the layer's logits.
+    pub logits: Vec<f32>,
+    /// `(n, width)`: the hidden states that it gives.
+    pub predicted: Vec<f32>,
+    /// The model's next token, and the draft tokens after it.
+    pub chain: Vec<u32>,
+    /// `(drafts, n_vocab)`: the layer's logits for each of these draft tokens.
+    pub chain_logits: Vec<f32>,
+}
+
+impl Mtp {
+    /// Reads such a golden and checks every type and shape.
+    ///
+    /// # Errors
+    /// Names the file and the tensor.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let bytes = read(path)?;
+        File::open(&bytes, &path.display().to_string())?.predicted()
+    }
+}
+
 impl Embedded {
     /// Reads such a golden and checks every type and shape.
     ///
@@ -275,6 +308,23 @@ impl<'a> File<'a> {
             pooled: self.floats("pooled", &[width])?,
             exact_rows: exact("embd", &[n, width])?,
             exact_pooled: exact("pooled", &[width])?,
+        })
+    }
+
+    fn predicted(&self) -> Result<Mtp, Error> {
+        let n = self.len("tokens")?;
+        let width = self.second_dim("hidden", n, "width")?;
+        let n_vocab = self.second_dim("mtp_logits", n, "n_vocab")?;
+        let chain = self.len("chain_ids")?;
+        Ok(Mtp {
+            tokens: self.ids("tokens", &[n], n_vocab)?,
+            n_vocab,
+            width,
+            hidden: self.floats("hidden", &[n, width])?,
+            logits: self.floats("mtp_logits", &[n, n_vocab])?,
+            predicted: self.floats("mtp_hidden", &[n, width])?,
+            chain: self.ids("chain_ids", &[chain], n_vocab)?,
+            chain_logits: self.floats("chain_logits", &[chain - 1, n_vocab])?,
         })
     }
 

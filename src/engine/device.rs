@@ -53,6 +53,7 @@ impl Placement {
             prompt_bits,
             repack,
             lock,
+            weights: options.weights.clone(),
         };
         let cuda = cuda::Options {
             kv_type,
@@ -109,6 +110,9 @@ impl Placement {
         let (ranks, gpu_layers) = (tp_group.ranks(), options.gpu_layers);
         if !options.cpu_experts.is_empty() {
             return Err(Error::RanksWithCpuExperts { ranks });
+        }
+        if options.keep_hidden {
+            return Err(Error::RanksWithMtp { ranks });
         }
         let has_all = self.how.gpu_layers >= model.hparams.n_layer();
         let first = match self.choice {

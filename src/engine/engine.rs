@@ -15,12 +15,12 @@ use crate::backend::{Backend, LoadingSink};
 use crate::device::{Placement, threads};
 use crate::error::Error;
 use crate::image_registry::{EncodedImage, ImageHandle, ImageRegistry};
-use crate::kv::{CHECKPOINTS, WRITES};
+use crate::kv::{CHECKPOINTS, DRAFT_WRITES, WRITES};
 use crate::model_runner::ModelRunner;
 use crate::options::EngineOptions;
 use crate::sample::SamplerDefaults;
 use crate::source::ModelSource;
-use octavo_model::{Classifier, Hparams, Model, Pooling};
+use octavo_model::{Classifier, HiddenRows, Hparams, Model, Pooling};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
 
@@ -102,7 +102,11 @@ impl Engine {
         prepare: impl FnOnce(&Arc<Gguf>, &Model, &Limits) -> Result<Box<dyn Backend>, Error>,
     ) -> Result<Engine, Error> {
         let gguf = Arc::new(source.open(options.mmap)?);
-        let mut model = Model::load(&gguf)?;
+        let rows = match options.keep_hidden {
+            true => HiddenRows::All,
+            false => HiddenRows::Outputs,
+        };
+        let mut model = Model::load_with(&gguf, rows)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
         let mut warnings = model.warnings().to_vec();
         warnings.extend(tokenizer.warnings().iter().cloned());
@@ -130,7 +134,7 @@ impl Engine {
             sequences: sessions,
             positions: n_ctx,
             n_pages,
-            states: states(&model, sessions),
+            states: states(&model, sessions, options.keep_hidden),
         };
         let executable = prepare(&gguf, &model, &limits)?;
         if options.batch.is_none() {
@@ -146,9 +150,8 @@ impl Engine {
         let pool = executable.pool();
         let groups = model.hparams.caches.iter();
         let windows: Vec<Option<usize>> = groups.map(|group| group.window).collect();
-        let width = model.graph.output_width();
         let images = Arc::new(ImageRegistry::new(&model.hparams));
-        let runner = ModelRunner::new(executable, capacity, &windows, width, images.clone());
+        let runner = ModelRunner::new(executable, capacity, &windows, &model.graph, images.clone());
         Ok(Engine(Arc::new(Loaded {
             gguf,
             model,
@@ -407,13 +410,15 @@ fn context(
 
 /// Returns how many recurrent states this many sequences need, 0 for models without recurrent
 /// layers: each sequence reads one while it writes others, and keeps checkpoints to go back to.
-/// With several sequences, as many again serve prompts with a common prefix.
-fn states(model: &Model, sequences: usize) -> usize {
+/// With several sequences, as many again serve prompts with a common prefix. Where an MTP
+/// layer drafts tokens, there are some for the states between them.
+fn states(model: &Model, sequences: usize, has_drafts: bool) -> usize {
     if model.graph.states.is_empty() {
         return 0;
     }
     let own = sequences.saturating_mul(1 + WRITES + CHECKPOINTS);
-    own + if sequences > 1 { own } else { 1 }
+    let between = if has_drafts { DRAFT_WRITES } else { 0 };
+    own + sequences.saturating_mul(between) + if sequences > 1 { own } else { 1 }
 }
 
 /// Returns the bytes of a KV cache of this many positions: half of its values are keys.

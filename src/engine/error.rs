@@ -38,6 +38,21 @@ pub enum Error {
         /// First token that differs.
         id: u32,
     },
+    /// An MTP layer of another model, or beside a model that does not keep its hidden states.
+    #[error(
+        "{draft}: an MTP layer for hidden states of {expected} values, where {file} keeps \
+         {width}"
+    )]
+    OtherTarget {
+        /// File of the MTP layer.
+        draft: String,
+        /// File of the target model.
+        file: String,
+        /// Values that the layer reads.
+        expected: usize,
+        /// Values that the model keeps; 0 if it keeps none.
+        width: usize,
+    },
     /// Tokens that do not fit the context.
     #[error("context full: {have} tokens there, {new} more do not fit {n_ctx} positions")]
     Context {
@@ -187,6 +202,12 @@ pub enum Error {
     /// Experts on the CPU, for one of several ranks.
     #[error("{ranks} ranks: expected experts on the devices of their layers, not on the CPU")]
     RanksWithCpuExperts {
+        /// Number of ranks.
+        ranks: usize,
+    },
+    /// Hidden states for an MTP layer, from one of several ranks.
+    #[error("{ranks} ranks: expected one process to draft tokens with an MTP layer")]
+    RanksWithMtp {
         /// Number of ranks.
         ranks: usize,
     },

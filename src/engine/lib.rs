@@ -28,6 +28,7 @@ mod speculative;
 mod text;
 pub mod threads;
 
+pub use backend::cpu::SharedWeights;
 pub use backend::{CpuExperts, Loading, LoadingSink, TensorPattern};
 pub use batch::{
     Batch, BatchError, BatchOptions, BeamOutput, BeamSearch, Delta, Embed, Event, MAX_CHOICES,

@@ -4,8 +4,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use octavo_kernels::{EmbeddingRows, Phase, StateUse, StateWrite, Step, StepSequence};
-use octavo_model::Tap;
+use octavo_kernels::{EmbeddingRows, Phase, RowSet, StateUse, StateWrite, Step, StepSequence};
+use octavo_model::{Graph, Tap};
 
 use crate::backend::{Backend, TapSink, TapView};
 use crate::error::Error;
@@ -24,6 +24,13 @@ pub(crate) struct StepInput<'a> {
     pub(crate) outputs: Range<usize>,
     /// Whether only the argmax of these outputs is needed.
     pub(crate) only_argmax: bool,
+    /// Rows that come with the tokens, `[tokens][n_embd]`: the hidden states that an MTP
+    /// layer reads. None for other models.
+    pub(crate) hidden: &'a [f32],
+    /// Whether the rows that the model keeps are needed.
+    pub(crate) wants_kept: bool,
+    /// These rows: of all tokens, or of those with outputs, as [`octavo_model::Graph::kept`] has.
+    pub(crate) kept: Vec<f32>,
     /// Error of this input alone. Its sequence is as it was.
     pub(crate) failed: Option<Error>,
 }
@@ -41,6 +48,9 @@ impl<'a> StepInput<'a> {
             tokens,
             outputs: 0..0,
             only_argmax: false,
+            hidden: &[],
+            wants_kept: false,
+            kept: Vec::new(),
             failed: None,
         }
     }
@@ -65,19 +75,21 @@ pub(crate) struct ModelRunner {
     backend: Box<dyn Backend>,
     pub(crate) kv_cache: KvCacheManager,
     n_vocab: usize,
+    /// Rows that the graph keeps, if it keeps any.
+    keeps: RowSet,
     images: Arc<ImageRegistry>,
     /// Page numbers of a step's block tables, one after the other.
     pages: Vec<u32>,
 }
 
 impl ModelRunner {
-    /// Takes a device with this many pages for each group of layers, and each group's sliding
-    /// window.
+    /// Takes a device for a model's graph, with this many pages for each group of layers, and each
+    /// group's sliding window.
     pub(crate) fn new(
         backend: Box<dyn Backend>,
         n_pages: u32,
         windows: &[Option<usize>],
-        n_vocab: usize,
+        graph: &Graph,
         images: Arc<ImageRegistry>,
     ) -> ModelRunner {
         let groups = backend.cache_groups();
@@ -91,7 +103,10 @@ impl ModelRunner {
         ModelRunner {
             backend,
             kv_cache,
-            n_vocab,
+            n_vocab: graph.output_width(),
+            keeps: graph
+                .kept
+                .map_or(RowSet::All, |kept| graph.values[kept.index()].rows),
             images,
             pages: Vec::new(),
         }
@@ -187,10 +202,12 @@ impl ModelRunner {
         if seqs.is_empty() {
             return Ok(());
         }
+        let hidden = live.iter().map(|&i| inputs[i].hidden);
+        let hidden = hidden.collect::<Vec<_>>().concat();
         let step = Step {
             phase,
             seqs: &seqs,
-            input: &[],
+            input: &hidden,
         };
         let needs_logits = |i: &usize| !inputs[*i].only_argmax && !inputs[*i].outputs.is_empty();
         let vectors;
@@ -208,11 +225,10 @@ impl ModelRunner {
         };
         let (outputs, wrong) = outputs(&rows, &live, inputs);
         sink(outputs);
+        hand_out_kept(&mut *self.backend, self.keeps, &live, inputs)?;
         for Wrong { at, position } in wrong {
-            let alone = Step {
-                seqs: &seqs[at..=at],
-                ..step.clone()
-            };
+            let (seqs, input) = (&seqs[at..=at], inputs[live[at]].hidden);
+            let alone = Step { phase, seqs, input };
             let error = first_not_finite(&mut *self.backend, &alone, position)?;
             inputs[live[at]].failed = Some(error);
         }
@@ -354,6 +370,31 @@ fn outputs<'a>(
         first += n;
     }
     (outputs, wrong)
+}
+
+/// Gives each of the inputs that were computed its part of the kept rows, if it wants it.
+fn hand_out_kept(
+    backend: &mut dyn Backend,
+    keeps: RowSet,
+    live: &[usize],
+    inputs: &mut [StepInput<'_>],
+) -> Result<(), Error> {
+    if !live.iter().any(|i| inputs[*i].wants_kept) {
+        return Ok(());
+    }
+    let kept = backend.kept_rows()?;
+    let rows = |input: &StepInput<'_>| keeps.count(input.tokens.len(), input.outputs.len());
+    let all: usize = live.iter().map(|i| rows(&inputs[*i])).sum();
+    let width = kept.len() / all.max(1);
+    let mut start = 0;
+    for &i in live {
+        let end = start + rows(&inputs[i]) * width;
+        if inputs[i].wants_kept {
+            inputs[i].kept = kept[start..end].to_vec();
+        }
+        start = end;
+    }
+    Ok(())
 }
 
 /// Runs the step again with taps on, to name the op that produced the first value that is not

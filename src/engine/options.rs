@@ -2,6 +2,7 @@
 
 use octavo_kernels::{IsaChoice, KvTypes, PromptBits, SharedPool};
 
+use crate::backend::cpu::SharedWeights;
 use crate::backend::ranks::TensorParallelGroup;
 use crate::backend::{BATCH_OF_CPUS, BATCH_OF_GPUS, CpuExperts};
 
@@ -58,11 +59,16 @@ pub struct EngineOptions {
     pub repack: bool,
     /// Lock these copies in memory, so that they are never swapped out.
     pub lock: bool,
+    /// On CPUs, copies to share with other engines, which keep those of all of them.
+    pub weights: Option<SharedWeights>,
     /// Maximum number of sequences running at once.
     pub sessions: usize,
     /// Positions to allocate KV cache pages for; `None` means enough for `sessions` sequences of
     /// full length.
     pub kv_positions: Option<usize>,
+    /// Keep the hidden states of all tokens, for an MTP layer that drafts tokens. The
+    /// last layer then computes whole prompts, not only the tokens with outputs.
+    pub keep_hidden: bool,
     /// On a GPU, capture the launches of a decode step and replay them.
     pub graphs: bool,
     /// On a GPU, check every KV cache page number inside the kernels.
@@ -86,8 +92,10 @@ impl Default for EngineOptions {
             mmap: true,
             repack: true,
             lock: false,
+            weights: None,
             sessions: 1,
             kv_positions: None,
+            keep_hidden: false,
             graphs: true,
             check_pages: true,
         }

@@ -29,6 +29,27 @@ pub enum LogitsFor {
     All,
 }
 
+/// How to compute new tokens.
+#[derive(Clone, Copy)]
+struct Eval<'a> {
+    phase: Phase,
+    logits_for: LogitsFor,
+    only_argmax: bool,
+    /// Rows that come with the tokens, `[tokens][n_embd]`, for MTP layers.
+    hidden: &'a [f32],
+}
+
+impl Eval<'_> {
+    fn new(phase: Phase, logits_for: LogitsFor) -> Eval<'static> {
+        Eval {
+            phase,
+            logits_for,
+            only_argmax: false,
+            hidden: &[],
+        }
+    }
+}
+
 /// Logits, never clipped, always finite.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Logits {
@@ -156,8 +177,30 @@ impl Session {
     /// As [`Engine::run_with_taps`].
     pub fn run_with_taps(&mut self, tokens: &[u32], tap: &mut TapSink<'_>) -> Result<(), Error> {
         self.engine.check_whole(tokens.len())?;
-        let (phase, logits_for) = (Phase::Prefill, LogitsFor::All);
-        self.run(tokens, phase, logits_for, Some(tap), false, &mut |_| {})
+        let how = Eval::new(Phase::Prefill, LogitsFor::All);
+        self.run(tokens, how, Some(tap), &mut |_| {})
+    }
+
+    /// As [`Session::run_with_taps`], for an MTP layer: `hidden` has the hidden state
+    /// before each token, `[tokens][n_embd]`.
+    ///
+    /// # Errors
+    /// As [`Session::run_with_taps`].
+    ///
+    /// # Panics
+    /// If it has others, or the model is no MTP layer.
+    pub fn mtp_with_taps(
+        &mut self,
+        tokens: &[u32],
+        hidden: &[f32],
+        phase: Phase,
+        tap: &mut TapSink<'_>,
+    ) -> Result<(), Error> {
+        let how = Eval {
+            hidden,
+            ..Eval::new(phase, LogitsFor::All)
+        };
+        self.run(tokens, how, Some(tap), &mut |_| {})
     }
 
     /// Truncates the sequence to the first `n` tokens; returns how many are left. That may be
@@ -215,7 +258,7 @@ impl Session {
         sink: &mut dyn FnMut(usize, &[f32]),
     ) -> Result<(), Error> {
         self.engine.check_logits()?;
-        self.run(tokens, phase, logits_for, tap, false, &mut |output| {
+        self.run(tokens, Eval::new(phase, logits_for), tap, &mut |output| {
             if let OutputValue::Logits(row) = output.value {
                 sink(output.position, row);
             }
@@ -247,7 +290,11 @@ impl Session {
     ) -> Result<Vec<u32>, Error> {
         let mut best = Vec::new();
         self.engine.check_logits()?;
-        self.run(tokens, phase, logits_for, None, true, &mut |output| {
+        let how = Eval {
+            only_argmax: true,
+            ..Eval::new(phase, logits_for)
+        };
+        self.run(tokens, how, None, &mut |output| {
             if let OutputValue::Argmax(id) = output.value {
                 best.push(id);
             }
@@ -258,16 +305,14 @@ impl Session {
     fn run(
         &mut self,
         tokens: &[u32],
-        phase: Phase,
-        logits_for: LogitsFor,
+        how: Eval<'_>,
         mut tap: Option<&mut TapSink<'_>>,
-        only_argmax: bool,
         sink: &mut dyn FnMut(Output<'_>),
     ) -> Result<(), Error> {
         let have = self.tokens.len();
         self.check(tokens)?;
         let (chunk, most_outputs) = (self.engine.batch(), self.engine.limits().outputs);
-        let outputs = match logits_for {
+        let outputs = match how.logits_for {
             LogitsFor::None => 0,
             LogitsFor::Last => 1,
             LogitsFor::Tail(n) => n.min(tokens.len()),
@@ -277,6 +322,7 @@ impl Session {
             0 | 1 => chunk,
             _ => chunk.min(most_outputs),
         };
+        let width = how.hidden.len() / tokens.len().max(1);
         let mut left = tokens.len();
         while left > 0 {
             let start = tokens.len() - left;
@@ -294,11 +340,12 @@ impl Session {
                 let tap = tap.as_mut().filter(|_| is_last);
                 let mut input = StepInput {
                     outputs: next..end,
-                    only_argmax,
+                    only_argmax: how.only_argmax,
+                    hidden: &how.hidden[start * width..][..part.len() * width],
                     ..StepInput::new(&mut self.kv, &self.tokens, part)
                 };
                 let tap = tap.map(|tap| &mut **tap as &mut TapSink<'_>);
-                if let Err(error) = step(&self.engine, phase, &mut input, tap, sink) {
+                if let Err(error) = step(&self.engine, how.phase, &mut input, tap, sink) {
                     self.truncate(have);
                     return Err(error);
                 }

@@ -14,6 +14,8 @@ pub enum ModelSource {
     Path(PathBuf),
     /// The demo model that is built into the program.
     Demo,
+    /// The MTP layer of another source, as a model of its own.
+    MtpLayer(Box<ModelSource>),
     /// Another source with some keys overridden, for files with wrong values. A key that begins
     /// with a dot belongs to the architecture: `.rope.freq_base` is `llama.rope.freq_base`.
     Changed {
@@ -38,6 +40,7 @@ impl ModelSource {
             ModelSource::Path(path) if path.is_dir() => octavo_hf::open(path, &options)?,
             ModelSource::Path(path) => Gguf::open(path, &options)?,
             ModelSource::Demo => Gguf::from_bytes(demo_model(), "built-in demo model", &options)?,
+            ModelSource::MtpLayer(of) => octavo_model::mtp_layer(&of.open(mmap)?)?,
             ModelSource::Changed { source, keys } => {
                 let gguf = source.open(mmap)?;
                 let architecture = gguf.str("general.architecture")?.unwrap_or_default();

@@ -2,6 +2,7 @@
 //! threads.
 
 mod error;
+mod shared;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use octavo_kernels::{
 };
 
 pub use error::Error;
+pub use shared::SharedWeights;
 
 use super::lower::{FileBytes, Lowered, Taps, lower};
 use super::ranks::gathered::Gathered;
@@ -43,6 +45,8 @@ pub struct Options {
     pub repack: bool,
     /// Lock these copies in memory.
     pub lock: bool,
+    /// Packed weights to share with other networks, if any.
+    pub weights: Option<SharedWeights>,
 }
 
 /// Upper bound on the memory of a thread: its stack, its signal stack and their guard pages.
@@ -227,21 +231,24 @@ fn pack(
         let (weight, experts) = weights[i];
         let tensor = &gguf.tensors()[weight.tensor];
         gguf.check(tensor)?;
-        let source = Arc::new(FileBytes::new(gguf, weight));
-        let shape = (weight.ty, weight.rows as usize, weight.cols as usize);
-        let matrix = Matrix::of_experts(options.isa, shape, experts, source, options.repack, pool);
-        let matrix = matrix.map_err(|source| match source {
-            MatrixError::NoMemory { .. } => Error::Weights {
-                name: weight.name.clone(),
-                source,
-                done,
-                total,
-            },
-            _ => Error::Matrix {
-                name: weight.name.clone(),
-                source,
-            },
-        })?;
+        let shared = options.weights.as_ref();
+        let shared = shared.zip(shared::Place::of(gguf, weight, experts, options.isa));
+        let packed = shared
+            .as_ref()
+            .and_then(|(weights, place)| weights.get(place));
+        let matrix = match packed {
+            Some(packed) => packed,
+            None => {
+                let source = Arc::new(FileBytes::new(gguf, weight));
+                let shape = (weight.ty, weight.rows as usize, weight.cols as usize);
+                let (isa, repack) = (options.isa, options.repack);
+                let matrix = Matrix::of_experts(isa, shape, experts, source, repack, pool);
+                matrix.map_err(|source| weight_error(weight, source, done, total))?
+            }
+        };
+        if let Some((weights, place)) = shared.filter(|_| matrix.is_packed()) {
+            weights.add(place, &matrix);
+        }
         let matrix = matrix.with_prompt_bits(options.prompt_bits);
         if matrix.is_packed() {
             gguf.release(tensor);
@@ -257,6 +264,20 @@ fn pack(
     }
     let matrices = matrices.into_iter().flatten().collect();
     Ok((matrices, watched))
+}
+
+/// Returns the error of a weight that could not be packed after `done` bytes of `total`.
+fn weight_error(weight: &WeightRef, source: MatrixError, done: u64, total: u64) -> Error {
+    let name = weight.name.clone();
+    match source {
+        MatrixError::NoMemory { .. } => Error::Weights {
+            name,
+            source,
+            done,
+            total,
+        },
+        _ => Error::Matrix { name, source },
+    }
 }
 
 /// Locks all packed weights in memory.
@@ -315,6 +336,10 @@ impl Backend for Cpu {
             .expect("the graph has a value of this name");
         let rows = with_memory(|| executor.step_up_to(step, kv, last).to_vec());
         Ok(rows.map_err(Error::from)?)
+    }
+
+    fn kept_rows(&mut self) -> Result<Vec<f32>, crate::error::Error> {
+        Ok(self.executor.kept().to_vec())
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), crate::error::Error> {

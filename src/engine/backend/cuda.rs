@@ -396,6 +396,10 @@ impl<D: Device> Backend for Cuda<D> {
         Ok(self.executor.argmax(step)?)
     }
 
+    fn kept_rows(&mut self) -> Result<Vec<f32>, crate::error::Error> {
+        Ok(self.executor.kept()?.to_vec())
+    }
+
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), crate::error::Error> {
         Ok(self.executor.copy_page(group, from, to)?)
     }

@@ -137,6 +137,7 @@ pub(super) fn lower(
         caches: caches(network, &graph.nodes[nodes(graph, layers)], kv),
         states: compiler.states,
         output: compiler.output,
+        kept: compiler.kept,
         embedding_input_width: graph.embedding_input_width,
         on_host: on_host.into_iter().map(ops).collect(),
     };
@@ -262,6 +263,7 @@ struct Compiler<'a> {
     /// Layers of each cache group that earlier parts have.
     cached_before: Vec<usize>,
     output: Slot,
+    kept: Option<Slot>,
 }
 
 impl<'a> Compiler<'a> {
@@ -280,6 +282,7 @@ impl<'a> Compiler<'a> {
             states: Vec::new(),
             cached_before: Vec::new(),
             output: 0,
+            kept: None,
         }
     }
 
@@ -323,6 +326,7 @@ impl<'a> Compiler<'a> {
         } else {
             graph.layers[layers.end - 1]
         });
+        self.kept = graph.kept.filter(|_| whole).map(|value| self.slot(value));
     }
 
     /// Allocates a slot for a value: a free one of its shape, or a new one. An op's inputs are

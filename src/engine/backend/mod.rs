@@ -148,6 +148,13 @@ pub trait Backend: Send {
         Ok(rows)
     }
 
+    /// Returns the rows of [`Graph::kept`](octavo_model::Graph::kept) in the last step,
+    /// `[rows][n_embd]`; none if the graph keeps none.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn kept_rows(&mut self) -> Result<Vec<f32>, Error>;
+
     /// Copies page `from` to page `to` in every layer of a group.
     ///
     /// # Errors

@@ -153,6 +153,7 @@ mod tests {
             prompt_bits: PromptBits::default(),
             repack: true,
             lock: false,
+            weights: None,
         };
         let mut cpu = Cpu::prepare(gguf, network, &options, &mut |_, _| {}).expect("a small model");
         let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % 300).collect();

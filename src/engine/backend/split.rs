@@ -204,6 +204,10 @@ impl<D: Device> Backend for Split<D> {
         self.second.rows_of(&Step { input, ..*step }, tap)
     }
 
+    fn kept_rows(&mut self) -> Result<Vec<f32>, Error> {
+        self.second.kept_rows()
+    }
+
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error> {
         self.first.copy_page(group, from, to)?;
         self.second.copy_page(group, from, to)

@@ -106,7 +106,7 @@ impl Branch {
                 n: request.n,
             },
             Task::Text => {
-                let proposer = Proposer::new(request.options.lookup, draft);
+                let proposer = Proposer::new(&request.options, draft);
                 TaskState::Text(Box::new(decoder), Box::new(proposer))
             }
         };
@@ -198,10 +198,16 @@ impl Branch {
         Ok(drafts)
     }
 
-    /// Stops drafting.
-    pub(super) fn stop_drafting(&mut self) {
-        if let TaskState::Text(_, proposer) = &mut self.task {
-            proposer.stop();
+    /// Returns whether the model's hidden states are needed to draft.
+    pub(super) fn wants_hidden(&self) -> bool {
+        matches!(&self.task, TaskState::Text(_, proposer) if proposer.wants_hidden())
+    }
+
+    /// Returns what drafts its tokens; `None` for beams and embeddings.
+    pub(super) fn proposer(&mut self) -> Option<&mut Proposer> {
+        match &mut self.task {
+            TaskState::Text(_, proposer) => Some(proposer),
+            TaskState::Beams { .. } | TaskState::Embedding(_) => None,
         }
     }
 
@@ -378,7 +384,7 @@ impl Branch {
             choice,
             n_prompt: self.n_prompt,
             prompt: None,
-            task: TaskState::Text(decoder, Box::new(Proposer::new(options.lookup, draft))),
+            task: TaskState::Text(decoder, Box::new(Proposer::new(&options, draft))),
             clock: Clock {
                 first: None,
                 last: None,

@@ -56,6 +56,23 @@ pub struct Batch {
     lent: Option<(RequestId, HeldKv)>,
 }
 
+/// Results of a step, for each chunk of its plan.
+struct Computed {
+    /// Reasons why chunks failed alone.
+    failures: Vec<Option<Error>>,
+    /// Hidden states, of texts that an MTP layer drafts for.
+    hidden: Vec<Hidden>,
+}
+
+/// Hidden states of a text's tokens.
+#[derive(Clone, Default)]
+struct Hidden {
+    /// Position of the first.
+    start: usize,
+    /// `[rows][n_embd]`
+    rows: Vec<f32>,
+}
+
 /// Tokens, and the pages that hold their keys and values.
 type HeldKv = (Vec<u32>, SequenceKv);
 
@@ -254,7 +271,7 @@ impl Batch {
         let start = Instant::now();
         self.begin(plan, start, events);
         runner.copy(&plan.copies)?;
-        let failures = self.run(phase, plan, runner)?;
+        let Computed { failures, hidden } = self.run(phase, plan, runner)?;
         let took = start.elapsed();
         self.totals.steps += 1;
         self.totals.busy += took;
@@ -262,12 +279,15 @@ impl Batch {
             self.accept_drafts(plan, runner, took);
         }
         self.scheduler.took(&mut runner.kv_cache, phase, plan, took);
+        self.observe(plan, hidden, runner, events);
         for (chunk, failure) in plan.chunks.iter().zip(failures) {
             match failure {
                 // a draft token may be one that the model cannot compute
                 Some(_) if chunk.drafts > 0 => {
                     let branch = self.branches.get_mut(&chunk.group);
-                    branch.into_iter().for_each(Branch::stop_drafting);
+                    if let Some(proposer) = branch.and_then(Branch::proposer) {
+                        proposer.stop();
+                    }
                 }
                 Some(error) => self.fail(chunk.id, error.into(), runner, events),
                 None => self.advance(phase, chunk, runner, events),
@@ -276,14 +296,14 @@ impl Batch {
         Ok(())
     }
 
-    /// Runs the tokens of a plan; returns for each chunk why it failed, if it failed alone. Texts
-    /// to embed take a step of their own, which ends before the logits.
+    /// Runs the tokens of a plan. Texts to embed take a step of their own, which ends before the
+    /// logits.
     fn run(
         &mut self,
         phase: Phase,
         plan: &StepPlan,
         runner: &mut ModelRunner,
-    ) -> Result<Vec<Option<Error>>, Error> {
+    ) -> Result<Computed, Error> {
         let Batch {
             engine,
             scheduler,
@@ -292,6 +312,7 @@ impl Batch {
         } = self;
         let graph = &engine.model().graph;
         let mut failures: Vec<Option<Error>> = plan.chunks.iter().map(|_| None).collect();
+        let mut hidden = vec![Hidden::default(); plan.chunks.len()];
         // the chunks of each kind by index, and their inputs
         let (mut texts, mut vectors) = ((Vec::new(), Vec::new()), (Vec::new(), Vec::new()));
         let planned = scheduler.planned(plan).into_iter();
@@ -307,6 +328,7 @@ impl Batch {
             of_its_kind.1.push(StepInput {
                 outputs: chunk.n - chunk.outputs..chunk.n,
                 only_argmax: branch.wants_argmax(),
+                wants_kept: branch.wants_hidden(),
                 ..StepInput::new(kv, cached, next)
             });
         }
@@ -332,8 +354,12 @@ impl Batch {
         }
         for (i, input) in of_texts.chain(at.into_iter().zip(inputs)) {
             failures[i] = input.failed;
+            hidden[i] = Hidden {
+                start: input.before.len(),
+                rows: input.kept,
+            };
         }
-        Ok(failures)
+        Ok(Computed { failures, hidden })
     }
 
     /// Records which branches begin with this step.

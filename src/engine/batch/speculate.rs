@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Batch, BatchError, Events, RequestId};
+use super::{Batch, BatchError, Events, Hidden, RequestId};
 use crate::model_runner::ModelRunner;
 use crate::scheduler::StepPlan;
 use crate::speculative::{DraftBudget, MAX_DRAFT_TOKENS};
@@ -48,6 +48,33 @@ impl Batch {
         let engine = self.engine.clone();
         for (id, error) in failed {
             self.fail(id, BatchError::Draft(error), &mut engine.runner(), events);
+        }
+    }
+
+    /// Passes the hidden states of a step's tokens to the texts that draft from them, without those
+    /// of draft tokens that were not accepted.
+    pub(super) fn observe(
+        &mut self,
+        plan: &StepPlan,
+        hidden: Vec<Hidden>,
+        runner: &mut ModelRunner,
+        events: &mut Events,
+    ) {
+        let width = self.engine.hparams().n_embd();
+        for (chunk, Hidden { start, rows }) in plan.chunks.iter().zip(hidden) {
+            let branch = self.branches.get_mut(&chunk.group);
+            let Some((branch, sequence)) = branch.zip(self.scheduler.sequence(chunk.id)) else {
+                continue;
+            };
+            let tokens = sequence.tokens();
+            let accepted = tokens.len().saturating_sub(start) * width;
+            let rows = &rows[..rows.len().min(accepted)];
+            let observed = branch
+                .proposer()
+                .map_or(Ok(()), |p| p.observe(tokens, start, rows));
+            if let Err(error) = observed {
+                self.fail(chunk.id, BatchError::Draft(error), runner, events);
+            }
         }
     }
 

@@ -84,6 +84,9 @@ pub struct GenerationParams {
     pub show_special: bool,
     /// Whether to draft tokens from the text itself (n-gram lookup). That changes no token.
     pub lookup: Lookup,
+    /// Number of tokens that a draft model proposes at a time, whatever they cost; `None` means as
+    /// many as are worth their time. That changes no token.
+    pub draft_max: Option<usize>,
 }
 
 impl Default for GenerationParams {
@@ -99,6 +102,7 @@ impl Default for GenerationParams {
             logprobs_after_sampling: false,
             show_special: false,
             lookup: Lookup::Auto,
+            draft_max: None,
         }
     }
 }

@@ -52,6 +52,12 @@ impl SequenceKv {
         self.checkpoints.pin(len);
     }
 
+    /// Announces that the next step has draft tokens, the first of them after `from` positions, so
+    /// that [`KvCacheManager::truncate`] can go back to after any of them.
+    pub(crate) fn expect_drafts(&mut self, from: usize) {
+        self.checkpoints.expect_drafts(from);
+    }
+
     /// Marks positions up to `end` as written.
     ///
     /// # Panics

@@ -23,7 +23,7 @@ pub(crate) use block_table::BlockTable;
 pub use cache_manager::PageCounts;
 pub(crate) use cache_manager::{GroupCopy, KvCacheManager, SequenceKv};
 pub(crate) use prefix_cache::PrefixKey;
-pub(crate) use state_checkpoints::{CHECKPOINTS, Checkpoint, WRITES};
+pub(crate) use state_checkpoints::{CHECKPOINTS, Checkpoint, DRAFT_WRITES, WRITES};
 
 /// Page number in a table where the page was freed: the number of no page, never read.
 pub(crate) const NO_PAGE: u32 = u32::MAX;

@@ -47,6 +47,10 @@ pub(crate) struct Checkpoint {
 pub(crate) const CHECKPOINTS: usize = 4;
 /// States that a step may write, at most: after all its tokens, and after the last full page.
 pub(crate) const WRITES: usize = 2;
+/// States that a step with draft tokens writes beside these, at most: after the tokens before the
+/// first draft token, and after each of the next ones, because any of them may be the last that is
+/// accepted.
+pub(crate) const DRAFT_WRITES: usize = 5;
 
 /// The states of a sequence.
 #[derive(Debug, Default)]
@@ -57,6 +61,8 @@ pub(super) struct StateCheckpoints {
     next: Vec<Checkpoint>,
     /// Number of positions before the state that is never dropped to save slots.
     pinned: Option<usize>,
+    /// Number of positions before the draft tokens of the next step, if it has any.
+    drafts: Option<usize>,
 }
 
 impl StateCheckpoints {
@@ -81,8 +87,14 @@ impl StateCheckpoints {
         self.pinned = Some(len);
     }
 
+    /// Announces that the next step has draft tokens, the first of them after `from` positions.
+    pub(super) fn expect_drafts(&mut self, from: usize) {
+        self.drafts = Some(from);
+    }
+
     /// Reserves slots for the states that a step from `len` to `end` writes, while `give_up` can
-    /// evict some from the prefix cache. All or nothing.
+    /// evict some from the prefix cache. All or nothing, but for the states between draft tokens:
+    /// without those, tokens that were accepted are computed again.
     pub(super) fn reserve(
         &mut self,
         pool: &mut StatePool,
@@ -94,12 +106,8 @@ impl StateCheckpoints {
         let ends = [page, end].into_iter().filter(|at| *at > len);
         let mut ends: Vec<usize> = ends.collect();
         ends.dedup();
-        if self
-            .next
-            .iter()
-            .map(|state| state.len)
-            .eq(ends.iter().copied())
-        {
+        let is_reserved = |at: &usize| self.next.iter().any(|state| state.len == *at);
+        if ends.iter().all(is_reserved) && self.next.len() >= ends.len() {
             return Ok(());
         }
         self.give_back_next(pool);
@@ -119,7 +127,30 @@ impl StateCheckpoints {
         };
         let states = ends.into_iter().zip(slots);
         self.next = states.map(|(len, slot)| Checkpoint { len, slot }).collect();
+        self.reserve_between_drafts(pool, len, end);
         Ok(())
+    }
+
+    /// Reserves slots for the states between draft tokens, as far as there are free ones.
+    fn reserve_between_drafts(&mut self, pool: &mut StatePool, len: usize, end: usize) {
+        let Some(from) = self.drafts.filter(|from| *from > len) else {
+            return;
+        };
+        for len in (from..end).take(DRAFT_WRITES) {
+            if self.next.iter().any(|state| state.len == len) {
+                continue;
+            }
+            let Some(slot) = pool
+                .0
+                .alloc(1)
+                .ok()
+                .and_then(|slots| slots.first().copied())
+            else {
+                break;
+            };
+            self.next.push(Checkpoint { len, slot });
+        }
+        self.next.sort_by_key(|state| state.len);
     }
 
     /// Records that the step has been taken.
@@ -127,6 +158,7 @@ impl StateCheckpoints {
     /// # Panics
     /// If slots were reserved for another step.
     pub(super) fn advance(&mut self, end: usize) {
+        self.drafts = None;
         if let Some(last) = self.next.last() {
             assert_eq!(last.len, end, "states of another step");
             self.past.append(&mut self.next);
@@ -150,6 +182,7 @@ impl StateCheckpoints {
             past: self.past.clone(),
             next: Vec::new(),
             pinned: self.pinned,
+            drafts: None,
         }
     }
 

@@ -224,7 +224,9 @@ impl Scheduler {
         if sequence.n_drafts == 0 {
             return false;
         }
-        let copies = kv_cache.reserve(&mut sequence.kv, sequence.tokens.len());
+        let end = sequence.tokens.len();
+        sequence.kv.expect_drafts(end - sequence.n_drafts);
+        let copies = kv_cache.reserve(&mut sequence.kv, end);
         let is_there = copies.is_ok();
         plan.copies.extend(copies.unwrap_or_default());
         is_there

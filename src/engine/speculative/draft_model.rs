@@ -11,15 +11,21 @@ use crate::error::Error;
 use crate::session::{LogitsFor, Session};
 
 impl Engine {
-    /// Sets the draft model for speculative decoding, a smaller model of the same vocabulary, for
-    /// all generations from now on. Drafts change no generated token. Only the first call has an
-    /// effect.
+    /// Sets the draft model for speculative decoding, for all generations from now on: a smaller
+    /// model of the same vocabulary, or this model's own MTP layer
+    /// ([`ModelSource::MtpLayer`](crate::ModelSource)), for which it must keep its hidden
+    /// states ([`EngineOptions::keep_hidden`](crate::EngineOptions)). Drafts change no generated
+    /// token. Only the first call has an effect.
     ///
     /// # Errors
     /// [`Error::OtherVocabulary`] if the two do not have the same tokens, [`Error::NoLogits`] if it
-    /// is no model that generates text.
+    /// is no model that generates text, [`Error::OtherTarget`] if it is an MTP layer that
+    /// cannot read this model's hidden states.
     pub fn set_draft_model(&self, draft: Engine) -> Result<(), Error> {
         draft.check_logits()?;
+        if draft.model().is_mtp() {
+            self.check_mtp(&draft)?;
+        }
         let (own, other) = (draft.tokenizer(), self.tokenizer());
         let n = own.n_vocab().max(other.n_vocab());
         let differs = |id: &u32| own.piece(*id) != other.piece(*id);
@@ -32,6 +38,22 @@ impl Engine {
                 draft: draft.gguf().name().to_owned(),
                 file: self.gguf().name().to_owned(),
                 id,
+            }),
+        }
+    }
+
+    /// Checks that an MTP layer can read this model's hidden states.
+    fn check_mtp(&self, layer: &Engine) -> Result<(), Error> {
+        let kept = self.model().graph.kept;
+        let width = kept.map_or(0, |_| self.hparams().n_embd());
+        let expected = layer.hparams().n_embd();
+        match width == expected {
+            true => Ok(()),
+            false => Err(Error::OtherTarget {
+                draft: layer.gguf().name().to_owned(),
+                file: self.gguf().name().to_owned(),
+                expected,
+                width,
             }),
         }
     }
@@ -49,6 +71,7 @@ pub(super) struct DraftSession {
 }
 
 /// Draft tokens, and their time.
+#[derive(Default)]
 pub(super) struct Drafted {
     pub(super) tokens: Vec<u32>,
     /// Seconds that they took, capped at what draft tokens usually take.
@@ -64,14 +87,9 @@ impl DraftSession {
         }
     }
 
-    /// Returns the seconds that a draft token takes.
-    pub(super) fn each(&self) -> f64 {
-        self.cost.each.unwrap_or(0.0)
-    }
-
-    /// Records once more that a draft was not worth its time.
-    pub(super) fn decline(&mut self) {
-        self.cost.decline();
+    /// Returns its measured cost.
+    pub(super) fn cost(&mut self) -> &mut Cost {
+        &mut self.cost
     }
 
     /// Computes a text, but for a few last tokens of it that [`DraftSession::propose`] adds, and of
@@ -79,7 +97,7 @@ impl DraftSession {
     ///
     /// # Errors
     /// If the device fails.
-    pub(super) fn read(&mut self, text: &[u32]) -> Result<(), Error> {
+    fn read(&mut self, text: &[u32]) -> Result<(), Error> {
         if text.len() >= self.session.n_ctx() {
             return Ok(());
         }
@@ -93,12 +111,14 @@ impl DraftSession {
         Ok(())
     }
 
-    /// Drafts `n` tokens after a text that was [read](DraftSession::read), each the most likely
-    /// one.
+    /// Drafts `n` tokens after a text, each the most likely one. The first time this computes the
+    /// whole text.
     ///
     /// # Errors
     /// If the device fails.
     pub(super) fn propose(&mut self, text: &[u32], n: usize) -> Result<Drafted, Error> {
+        // the prefill of a prompt is the price of having a draft model, whatever is drafted then
+        self.read(text)?;
         let n = n.min(self.session.n_ctx().saturating_sub(text.len()));
         let (mut tokens, mut seconds) = (Vec::with_capacity(n), 0.0);
         if n > 0 {
@@ -118,7 +138,7 @@ impl DraftSession {
 
 /// Measured cost of draft tokens.
 #[derive(Default)]
-struct Cost {
+pub(super) struct Cost {
     /// Seconds that a draft token takes; `None` if that is not known.
     each: Option<f64>,
     /// There has been a draft: the first takes long, as a first step does.
@@ -132,8 +152,13 @@ struct Cost {
 const ANEW: usize = 32;
 
 impl Cost {
+    /// Returns the seconds that a draft token takes, 0 if that is not known.
+    pub(super) fn each(&self) -> f64 {
+        self.each.unwrap_or(0.0)
+    }
+
     /// Records that `n` draft tokens took `seconds`; returns how many of these count.
-    fn took(&mut self, n: usize, seconds: f64) -> f64 {
+    pub(super) fn took(&mut self, n: usize, seconds: f64) -> f64 {
         self.declined = 0;
         if !std::mem::replace(&mut self.is_warm, true) {
             return 0.0;
@@ -148,7 +173,7 @@ impl Cost {
     }
 
     /// Records once more that a draft was not worth its time.
-    fn decline(&mut self) {
+    pub(super) fn decline(&mut self) {
         self.declined += 1;
         if self.declined == ANEW {
             (self.each, self.declined) = (None, 0);

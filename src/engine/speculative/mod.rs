@@ -2,18 +2,21 @@
 //! rows of one text, and accepted as far as they are what is chosen there: weights are read once
 //! for several tokens. No bit of a text depends on it, only how long it takes.
 //!
-//! Draft tokens come from the text itself (`ngram`) or from a smaller model (`draft_model`), as
-//! many as are worth their time (`cost_model`).
+//! Draft tokens come from the text itself (`ngram`), from a smaller model (`draft_model`) or from
+//! the model's own MTP layer (`mtp`), as many as are worth their time (`cost_model`).
 
 mod cost_model;
 mod draft_model;
+mod mtp;
 mod ngram;
 
+use crate::decoder::GenerationParams;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::image_registry::is_image_token;
 use cost_model::{AcceptanceRate, DraftPlan, DraftRequest, MAX_SAMPLES};
-use draft_model::DraftSession;
+use draft_model::{Cost, DraftSession, Drafted};
+use mtp::MtpSession;
 use ngram::NgramIndex;
 
 pub(crate) use cost_model::{CostModel, MAX_DRAFT_TOKENS};
@@ -52,23 +55,66 @@ pub(crate) struct Proposer {
     lookup: Lookup,
     index: NgramIndex,
     lookup_rates: AcceptanceRate<7>,
-    session: Option<DraftSession>,
-    model_rate: AcceptanceRate<1>,
+    drafter: Option<Drafter>,
+    drafter_rates: AcceptanceRate<4>,
+    /// Number of tokens that the drafter proposes, whatever they cost.
+    draft_max: Option<usize>,
     /// Number of draft tokens in the last step, and whether the draft model proposed them.
     last: usize,
     is_drafted: bool,
     stats: DraftStats,
 }
 
+/// A model that drafts tokens for one text.
+enum Drafter {
+    /// A smaller model.
+    Model(DraftSession),
+    /// The model's own MTP layer.
+    Mtp(MtpSession),
+}
+
+impl Drafter {
+    fn new(draft: &Engine) -> Drafter {
+        match draft.model().is_mtp() {
+            true => Drafter::Mtp(MtpSession::new(draft)),
+            false => Drafter::Model(DraftSession::new(draft)),
+        }
+    }
+
+    fn cost(&mut self) -> &mut Cost {
+        match self {
+            Drafter::Model(session) => session.cost(),
+            Drafter::Mtp(session) => session.cost(),
+        }
+    }
+
+    fn propose(&mut self, text: &[u32], n: usize) -> Result<Drafted, Error> {
+        match self {
+            Drafter::Model(session) => session.propose(text, n),
+            Drafter::Mtp(session) => session.propose(text, n),
+        }
+    }
+
+    /// Returns whether it can draft after a text with these tokens: a smaller model could not read
+    /// the embeddings of images.
+    fn reads(&self, text: &[u32]) -> bool {
+        match self {
+            Drafter::Model(_) => !text.iter().any(|id| is_image_token(*id)),
+            Drafter::Mtp(_) => true,
+        }
+    }
+}
+
 impl Proposer {
-    /// Drafts from the text itself, and from a smaller model if there is one.
-    pub(crate) fn new(lookup: Lookup, draft: Option<&Engine>) -> Proposer {
+    /// Drafts from the text itself, and with a draft model if there is one.
+    pub(crate) fn new(params: &GenerationParams, draft: Option<&Engine>) -> Proposer {
         Proposer {
-            lookup,
+            lookup: params.lookup,
+            draft_max: params.draft_max,
             index: NgramIndex::default(),
             lookup_rates: AcceptanceRate::new([0.3, 0.45, 0.6, 0.7, 0.8, 0.9, 0.95], MAX_SAMPLES),
-            session: draft.map(DraftSession::new),
-            model_rate: AcceptanceRate::new([0.8], 3.0),
+            drafter: draft.map(Drafter::new),
+            drafter_rates: AcceptanceRate::new([0.8; 4], 3.0),
             last: 0,
             is_drafted: false,
             stats: DraftStats::default(),
@@ -118,38 +164,35 @@ impl Proposer {
             let chance = |n: usize| self.lookup_rates.rate(kind(found.length + n));
             (found, cost_model.plan(request, chance))
         });
-        // a draft model could not read the embeddings of images
-        let session = self
-            .session
-            .as_mut()
-            .filter(|_| !text.iter().any(|id| is_image_token(*id)));
-        if let Some(session) = session {
+        let drafter = self.drafter.as_mut().filter(|drafter| drafter.reads(text));
+        if let Some(drafter) = drafter {
             let request = DraftRequest {
-                each: session.each(),
+                each: drafter.cost().each(),
                 ..request
             };
-            let plan = cost_model.plan(request, |_| self.model_rate.rate(0));
+            let plan = match self.draft_max {
+                Some(n) => DraftPlan {
+                    n: n.min(request.max),
+                    gain: f64::INFINITY,
+                },
+                None => cost_model.plan(request, |n| self.drafter_rates.rate(depth(n))),
+            };
             let other = by_lookup.map_or(DraftPlan::default(), |(_, plan)| plan);
             if plan.n > 0 && (other.n == 0 || plan.gain > other.gain) {
-                // the prefill of a prompt is the price of having a draft model, whatever is drafted
-                // then
-                let drafts = session
-                    .read(text)
-                    .and_then(|()| session.propose(text, plan.n))
-                    .map(|drafted| {
-                        cost_model.record_drafting(drafted.seconds);
-                        drafted.tokens
-                    });
+                let drafts = drafter.propose(text, plan.n).map(|drafted| {
+                    cost_model.record_drafting(drafted.seconds);
+                    drafted.tokens
+                });
                 match drafts {
                     // other texts have the draft model's pages: this one goes on without drafts
-                    Err(Error::KvPages(_)) => self.session = None,
+                    Err(Error::KvPages(_)) => self.drafter = None,
                     drafts => {
                         self.is_drafted = true;
                         return drafts;
                     }
                 }
             } else if plan.n == 0 {
-                session.decline();
+                drafter.cost().decline();
             }
         }
         Ok(by_lookup.map_or(Vec::new(), |(found, plan)| self.index.copy(found, plan.n)))
@@ -173,7 +216,33 @@ impl Proposer {
     /// Stops drafting.
     pub(crate) fn stop(&mut self) {
         self.lookup = Lookup::Off;
-        self.session = None;
+        self.drafter = None;
+    }
+
+    /// Returns whether the model's hidden states are needed.
+    pub(crate) fn wants_hidden(&self) -> bool {
+        matches!(self.drafter, Some(Drafter::Mtp(_)))
+    }
+
+    /// Takes the model's hidden states from position `start` of the text on, `[rows][n_embd]`.
+    ///
+    /// # Errors
+    /// If the draft model's device fails.
+    pub(crate) fn observe(
+        &mut self,
+        text: &[u32],
+        start: usize,
+        hidden: &[f32],
+    ) -> Result<(), Error> {
+        let Some(Drafter::Mtp(session)) = &mut self.drafter else {
+            return Ok(());
+        };
+        match session.observe(text, start, hidden) {
+            // other texts have the draft model's pages: this one goes on without drafts
+            Err(Error::KvPages(_)) => self.drafter = None,
+            observed => return observed,
+        }
+        Ok(())
     }
 
     /// Learns how many of the last draft tokens were accepted.
@@ -182,7 +251,7 @@ impl Proposer {
         self.stats.add(DraftStats { drafted, accepted });
         if self.is_drafted {
             let looked_at = drafted.min(accepted + 1);
-            (0..looked_at).for_each(|n| self.model_rate.record(0, n < accepted));
+            (0..looked_at).for_each(|n| self.drafter_rates.record(depth(n), n < accepted));
         }
     }
 
@@ -190,6 +259,12 @@ impl Proposer {
     pub(crate) fn stats(&self) -> DraftStats {
         self.stats
     }
+}
+
+/// Returns the class of the draft token of this index of a drafter; each class has its own
+/// acceptance rate.
+fn depth(n: usize) -> usize {
+    n.min(3)
 }
 
 /// Returns the class of a match of this many tokens; each class has its own acceptance rate.

@@ -10,6 +10,7 @@ mod embeddings;
 mod generate;
 mod goldens;
 mod logits;
+mod mtp;
 mod ranks;
 mod rerank;
 mod sampler;

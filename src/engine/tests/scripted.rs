@@ -76,6 +76,10 @@ impl<F: Fn(&[u32]) -> Vec<f32> + Send> Backend for Scripted<F> {
         Ok(&self.logits)
     }
 
+    fn kept_rows(&mut self) -> Result<Vec<f32>, Error> {
+        Ok(Vec::new())
+    }
+
     fn copy_page(&mut self, _: usize, from: u32, to: u32) -> Result<(), Error> {
         let page = self.pages[&from];
         self.pages.insert(to, page);

@@ -165,7 +165,7 @@ impl Described {
             path: match options.source {
                 ModelSource::Path(path) => Some(path.clone()),
                 // the digest shows the other ranks that theirs has other keys
-                ModelSource::Demo | ModelSource::Changed { .. } => None,
+                ModelSource::Demo | ModelSource::Changed { .. } | ModelSource::MtpLayer(_) => None,
             },
             digest: digest(gguf),
             mmap: options.mmap,
@@ -346,6 +346,10 @@ impl Backend for Ranks {
         );
         let best = self.mine.argmax(step);
         best.map_err(|error| give_up(&*self.tp_group.0.link, &error))
+    }
+
+    fn kept_rows(&mut self) -> Result<Vec<f32>, Error> {
+        self.mine.kept_rows()
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error> {

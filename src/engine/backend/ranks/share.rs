@@ -72,12 +72,14 @@ impl<'a> Share<'a> {
         }
         let layers = whole.layers.iter().map(|v| divider.whole(*v)).collect();
         let (hidden, logits) = (divider.whole(whole.hidden), divider.whole(whole.logits));
+        let kept = whole.kept.map(|value| divider.whole(value));
         let graph = Graph {
             nodes: divider.nodes,
             values: divider.values,
             first_layer,
             layers,
             hidden,
+            kept,
             logits,
             ..whole.clone()
         };

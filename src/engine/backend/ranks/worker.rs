@@ -142,6 +142,7 @@ impl Described {
             prompt_bits: self.prompt_bits.parse()?,
             repack: self.repack,
             lock: self.lock,
+            weights: None,
         })
     }
 
