@@ -231,11 +231,13 @@ fn measure(
         prompt_bits: setting.prompt_bits,
         ctx: tests.iter().map(|test| test.positions(setting.batch)).max(),
         kv_positions: None,
+        keep_hidden: false,
         sessions: tests.iter().map(|test| test.sequences).max().unwrap_or(1),
         batch: Some(setting.batch),
         mmap: !args.no_mmap,
         repack: setting.repack,
         lock: args.mlock,
+        weights: None,
     };
     let engine = load::shown(|sink| Engine::load(source, &options, sink))?;
     terminal::warn(engine.warnings());

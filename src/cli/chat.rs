@@ -96,7 +96,9 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     let input = Input::new(args.no_history)?;
     signal::install()?;
     args.mmproj.fetch(&args.model)?;
-    let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.speculative)?;
+    let speculative = &args.generate.speculative;
+    speculative.check()?;
+    let engine = load::engine_with_draft(&args.model, args.compute.options()?, speculative)?;
     options.sampler = args.generate.sampler_for(&engine)?;
     let template = template(&engine, &args.template)?;
     let encoder_cache = args.mmproj.load(&args.model, &engine, &args.compute)?;
@@ -119,7 +121,7 @@ pub(super) fn open(
 ) -> Result<Exit, Failure> {
     let input = Input::new(false)?;
     signal::install()?;
-    let engine = load::engine_with_draft(model, compute, speculative)?;
+    let engine = load::engine_with_draft(model, compute.options()?, speculative)?;
     let Some(template) = template.load(&engine)? else {
         return Err(Failure::Usage(format!(
             "{}, and this model has no chat template to talk with it",

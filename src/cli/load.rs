@@ -3,9 +3,9 @@
 use std::path::Path;
 
 use octavo_engine::{
-    Context, CpuExperts, Engine, EngineOptions, Loading, LoadingSink, ModelSource,
+    Context, CpuExperts, Engine, EngineOptions, Loading, LoadingSink, ModelSource, SharedWeights,
 };
-use octavo_model::Hparams;
+use octavo_model::{Hparams, is_mtp_only};
 
 use super::args::{ComputeArgs, ModelArgs, SpeculativeArgs};
 use super::failure::Failure;
@@ -66,15 +66,47 @@ pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine,
     engine_with(model, compute.options()?)
 }
 
-/// Does the same as [`engine`], and loads the draft model, if one is given.
+/// Does the same as [`engine_with`], and loads the draft model, if one is given.
 pub(super) fn engine_with_draft(
     model: &ModelArgs,
-    compute: &ComputeArgs,
+    options: EngineOptions,
     speculative: &SpeculativeArgs,
 ) -> Result<Engine, Failure> {
-    speculative.check()?;
-    let engine = engine(model, compute)?;
-    speculative.load_draft(&engine, compute)?;
+    let engine = any_engine_with_draft(model, options, speculative)?;
+    engine.check_logits()?;
+    Ok(engine)
+}
+
+/// Does the same as [`any_engine`], and loads the draft model, if one is given.
+pub(super) fn any_engine_with_draft(
+    model: &ModelArgs,
+    options: EngineOptions,
+    speculative: &SpeculativeArgs,
+) -> Result<Engine, Failure> {
+    let Some(draft) = speculative.draft_source(model)? else {
+        return any_engine(model, options);
+    };
+    let is_layer = matches!(draft, ModelSource::MtpLayer(_));
+    let options = EngineOptions {
+        keep_hidden: is_layer,
+        // most layers end with the model's own matrix
+        weights: is_layer.then(SharedWeights::default),
+        ..options
+    };
+    let engine = any_engine(model, options.clone())?;
+    let options = EngineOptions {
+        ctx: Some(n_ctx_train(&draft)?.min(engine.n_ctx())),
+        sessions: engine.sessions(),
+        kv_positions: Some(engine.positions()),
+        pool: engine.pool(),
+        // those that were asked for are the target's
+        cpu_experts: CpuExperts::default(),
+        keep_hidden: false,
+        ..options
+    };
+    let draft = shown(|sink| Engine::load(&draft, &options, sink))?;
+    terminal::warn(draft.warnings());
+    engine.set_draft_model(draft)?;
     Ok(engine)
 }
 
@@ -147,28 +179,32 @@ pub(super) fn shown<T>(load: impl FnOnce(&mut LoadingSink<'_>) -> T) -> T {
 impl SpeculativeArgs {
     /// Checks that the draft model exists.
     pub(super) fn check(&self) -> Result<(), Failure> {
-        let path = self.draft.as_deref();
-        path.map_or(Ok(()), |path| check_model("--draft", path))
+        let draft = self.draft.as_deref().map(|path| ("--draft", path));
+        let layer = self.draft_mtp.iter().flatten().next();
+        let layer = layer.map(|path| ("--draft-mtp", path.as_path()));
+        let mut files = draft.into_iter().chain(layer);
+        files.try_for_each(|(option, path)| check_model(option, path))
     }
 
-    /// Loads the draft model, if one is given, for as many sequences as `engine` has.
-    pub(super) fn load_draft(&self, engine: &Engine, compute: &ComputeArgs) -> Result<(), Failure> {
-        let Some(path) = &self.draft else {
-            return Ok(());
-        };
-        let source = ModelSource::Path(hub::model(path)?);
-        let trained = n_ctx_train(&source)?;
-        let options = EngineOptions {
-            ctx: Some(trained.min(engine.n_ctx())),
-            sessions: engine.sessions(),
-            kv_positions: Some(engine.positions()),
-            pool: engine.pool(),
-            // those that were asked for are the target's
-            cpu_experts: CpuExperts::default(),
-            ..compute.options()?
-        };
-        let draft = shown(|sink| Engine::load(&source, &options, sink))?;
-        terminal::warn(draft.warnings());
-        Ok(engine.set_draft_model(draft)?)
+    /// Returns the source of the draft model, if one is given: the MTP layer of the model
+    /// itself, or a file, which may have such a layer and nothing else.
+    fn draft_source(&self, model: &ModelArgs) -> Result<Option<ModelSource>, Failure> {
+        let layer_of = |source| Some(ModelSource::MtpLayer(Box::new(source)));
+        let at = |path: &Path| Ok::<_, Failure>(ModelSource::Path(hub::model(path)?));
+        Ok(match (&self.draft_mtp, &self.draft) {
+            (Some(Some(file)), _) => layer_of(at(file)?),
+            (Some(None), _) => {
+                let source = model.path()?.map_or(Ok(ModelSource::Demo), at)?;
+                layer_of(model.keys.changed(source))
+            }
+            (None, Some(file)) => {
+                let source = at(file)?;
+                match is_mtp_only(&source.open(true)?) {
+                    true => layer_of(source),
+                    false => Some(source),
+                }
+            }
+            (None, None) => None,
+        })
     }
 }

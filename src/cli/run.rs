@@ -155,7 +155,8 @@ fn one(
 ) -> Result<Exit, Failure> {
     signal::install()?;
     let encoded = args.images.encode(&args.model, &args.compute)?;
-    let engine = load::engine_with_draft(&args.model, &args.compute, &args.generate.speculative)?;
+    let speculative = &args.generate.speculative;
+    let engine = load::engine_with_draft(&args.model, args.compute.options()?, speculative)?;
     let images = encoded.register(&engine)?;
     let prompts = Prompts::new(args, &engine, &images, rule)?;
     options.show_special |= prompts.shows_special();
@@ -224,10 +225,8 @@ fn several(
     let mut engine_options = args.compute.options()?;
     engine_options.sessions = args.several.sequences();
     let encoded = args.images.encode(&args.model, &args.compute)?;
-    let engine = load::engine_with(&args.model, engine_options)?;
-    args.generate
-        .speculative
-        .load_draft(&engine, &args.compute)?;
+    let speculative = &args.generate.speculative;
+    let engine = load::engine_with_draft(&args.model, engine_options, speculative)?;
     let images = encoded.register(&engine)?;
     let prompts = Prompts::new(args, &engine, &images, rule)?;
     options.show_special |= prompts.shows_special();

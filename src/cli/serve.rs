@@ -224,8 +224,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     check_address(&args.listen)?;
     args.mmproj.fetch(&args.model)?;
     let (engine_options, context) = engine_options(args)?;
-    let engine = load::any_engine(&args.model, engine_options)?;
-    args.speculative.load_draft(&engine, &args.compute)?;
+    let engine = load::any_engine_with_draft(&args.model, engine_options, &args.speculative)?;
     let encoder_cache = args.mmproj.load(&args.model, &engine, &args.compute)?;
     let options = with_encoder_cache(options, encoder_cache);
     let log = args.log.start()?;
@@ -286,6 +285,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         },
         queue: scheduling.queue.into(),
         lookup: args.speculative.lookup(),
+        draft_max: args.speculative.draft_max(),
         n_predict: args.n_predict.and_then(|n| usize::try_from(n).ok()),
         sampling: args.sample.settings()?,
         ..Options::default()

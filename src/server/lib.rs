@@ -85,6 +85,9 @@ pub struct Options {
     pub batch: BatchOptions,
     /// Whether draft tokens are looked up in the earlier text (n-gram speculation).
     pub lookup: Lookup,
+    /// Number of tokens that a draft model proposes at a time, whatever they cost; as many as are
+    /// worth their time if not given.
+    pub draft_max: Option<usize>,
     /// Most tokens of requests that give no limit; the interface's own default if not given.
     pub n_predict: Option<usize>,
     /// Sampling settings of requests that do not give them; unset ones are the model's own, or
@@ -131,6 +134,7 @@ impl Default for Options {
                 ..BatchOptions::default()
             },
             lookup: Lookup::Auto,
+            draft_max: None,
             n_predict: None,
             sampling: SamplerDefaults::default(),
             is_local: true,

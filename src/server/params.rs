@@ -74,6 +74,7 @@ pub(crate) fn options(
         ignore_eos: fields.bool("ignore_eos")?.unwrap_or(false),
         min_tokens: fields.count("min_tokens", 0, 1 << 20)?.unwrap_or(0),
         lookup: app.options.lookup,
+        draft_max: app.options.draft_max,
         ..GenerationParams::default()
     })
 }

@@ -68,3 +68,48 @@ fn a_draft_of_another_vocabulary_is_refused_by_its_first_other_token() {
     let line = bad(&["run", "-p", "1", "--lookup", "often"], 2);
     assert!(line.contains("often"), "{line}");
 }
+
+/// The MTP layer of the model's own file, and of a file of its own, by any of its
+/// options.
+#[test]
+fn an_mtp_layer_changes_no_text() {
+    let Some(models) = octavo_fixtures::shared("feat/mtp/models") else {
+        return;
+    };
+    let path = |name: &str| models.join(name).to_str().expect("text").to_owned();
+    let (model, own) = (path("qwen35-mtp-F32.gguf"), path("mtp-qwen35-F32.gguf"));
+    let run = |more: &[&str]| {
+        let common = [
+            "run",
+            &model,
+            "-p",
+            "1+1=",
+            "-n",
+            "40",
+            "--ignore-eos",
+            "--json",
+        ];
+        json(&[&common[..], &["--temp", "0", "--lookup", "off"], more].concat())
+    };
+    let plain = run(&[]);
+    assert_eq!(count(&plain, "draft_tokens"), 0);
+    let of_file = format!("--draft-mtp={own}");
+    for more in [
+        &["--draft-mtp"][..],
+        &["--mtp", "--spec-draft-n-max", "3"],
+        &["--draft-mtp", "--draft-max", "3"],
+        &[&of_file, "--draft-max", "3"],
+        &["--draft", &own, "--draft-max", "3"],
+    ] {
+        let drafted = run(more);
+        assert_eq!(drafted["tokens"], plain["tokens"], "{more:?}");
+        // llama.cpp accepts 6 of 95 with three at a time
+        if more.len() > 1 {
+            assert!(count(&drafted, "accepted_tokens") > 0, "{more:?}");
+        }
+    }
+    let line = bad(&["run", "-p", "1", "--draft-mtp"], 1);
+    assert!(line.contains("MTP layers are not supported"), "{line}");
+    let line = bad(&["run", "-p", "1", "--draft-mtp=/nowhere/mtp.gguf"], 1);
+    assert!(line.contains("/nowhere/mtp.gguf"), "{line}");
+}

@@ -97,6 +97,7 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
             prompt_bits: octavo_kernels::PromptBits::default(),
             repack: true,
             lock: false,
+            weights: None,
         };
         let mut a = BackendExecution::cpu(gguf.clone(), same, &options, &mut |_, _| {})
             .expect("it is prepared");

@@ -12,6 +12,7 @@ mod engine;
 mod experts;
 mod goldens;
 mod images;
+mod mtp;
 mod ranks;
 mod standin;
 mod steps;
@@ -84,6 +85,7 @@ fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> spl
         prompt_bits: octavo_kernels::PromptBits::default(),
         repack: true,
         lock: false,
+        weights: None,
     };
     split::Options {
         gpu_layers,

@@ -65,6 +65,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa) -> BackendExecution {
         prompt_bits: octavo_kernels::PromptBits::default(),
         repack: true,
         lock: false,
+        weights: None,
     };
     let model = Model::load(gguf).expect("a model");
     BackendExecution::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")

@@ -40,6 +40,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa, kv_type: impl Into<KvTypes>) -> BackendEx
         prompt_bits: octavo_kernels::PromptBits::default(),
         repack: true,
         lock: false,
+        weights: None,
     };
     let model = Model::load(gguf).expect("a model");
     BackendExecution::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")
@@ -260,6 +261,7 @@ fn a_wrong_rope_pairing_is_found_at_the_first_rotation() {
         prompt_bits: octavo_kernels::PromptBits::default(),
         repack: true,
         lock: false,
+        weights: None,
     };
     let mut other =
         BackendExecution::cpu(gguf, model, &options, &mut |_, _| {}).expect("it is prepared");

@@ -171,6 +171,7 @@ impl Asked {
             prompt_bits: octavo_kernels::PromptBits::default(),
             repack: true,
             lock: false,
+            weights: None,
         };
         let model = Model::load(&self.gguf).expect("a model");
         BackendExecution::cpu(self.gguf.clone(), model, &options, &mut |_, _| {})

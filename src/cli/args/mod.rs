@@ -251,6 +251,7 @@ impl GenerateArgs {
             ignore_eos: self.ignore_eos,
             show_special: self.special,
             lookup: self.speculative.lookup(),
+            draft_max: self.speculative.draft_max(),
             ..GenerationParams::default()
         })
     }

@@ -22,6 +22,21 @@ pub(in super::super) struct SpeculativeArgs {
     /// folder or hf:USER/REPO:QUANT
     #[arg(long, value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
     pub(in super::super) draft: Option<PathBuf>,
+    /// Draft tokens with the model's own MTP layer, as Qwen 3.5, GLM
+    /// 4.5 and DeepSeek V3 have one; =FILE if it is in a file of its own
+    #[arg(
+        long,
+        value_name = "FILE",
+        num_args = 0..=1,
+        require_equals = true,
+        conflicts_with = "draft",
+        value_hint = clap::ValueHint::FilePath
+    )]
+    pub(in super::super) draft_mtp: Option<Option<PathBuf>>,
+    /// Draft N tokens at a time with --draft or --draft-mtp, whatever they cost; by
+    /// default as many as are worth their time
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=15))]
+    draft_max: Option<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -32,6 +47,11 @@ enum When {
 }
 
 impl SpeculativeArgs {
+    /// Returns the number of tokens to draft at a time, if it is given.
+    pub(in super::super) fn draft_max(&self) -> Option<usize> {
+        self.draft_max.map(usize::from)
+    }
+
     /// Returns whether to draft tokens from the text itself.
     pub(in super::super) fn lookup(&self) -> Lookup {
         match self.lookup {

@@ -145,9 +145,10 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     // sampling
     (&["-bs", "--backend-sampling"], No("sampling runs on the CPU; leave it out")),
     // drafts
-    (&["--draft-n", "--draft-max", "--draft-min", "--draft-n-min", "--spec-draft-n-max",
-       "--spec-draft-n-min", "--draft-p-split", "--spec-draft-p-split", "--draft-p-min",
-       "--spec-draft-p-min"], No(DRAFT_LENGTH)),
+    (&["--draft-n", "--draft-max", "--spec-draft-n-max"], Is("--draft-max")),
+    (&["--mtp"], Is("--draft-mtp")),
+    (&["--draft-min", "--draft-n-min", "--spec-draft-n-min", "--draft-p-split",
+       "--spec-draft-p-split", "--draft-p-min", "--spec-draft-p-min"], No(DRAFT_LENGTH)),
     (&["-td", "--threads-draft", "--spec-draft-threads", "-tbd", "--threads-batch-draft",
        "--spec-draft-threads-batch", "-Cd", "--cpu-mask-draft", "--spec-draft-cpu-mask", "-Crd",
        "--cpu-range-draft", "--spec-draft-cpu-range", "--cpu-strict-draft",
@@ -169,9 +170,10 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
        "--spec-ngram-map-k-size-n", "--spec-ngram-map-k-size-m", "--spec-ngram-map-k-min-hits",
        "--spec-ngram-map-k4v-size-n", "--spec-ngram-map-k4v-size-m",
        "--spec-ngram-map-k4v-min-hits", "--spec-ngram-size-n", "--spec-ngram-size-m",
-       "--spec-ngram-min-hits", "--mtp", "--eagle3", "--dflash", "-lcs", "--lookup-cache-static",
+       "--spec-ngram-min-hits", "--eagle3", "--dflash", "-lcs", "--lookup-cache-static",
        "-lcd", "--lookup-cache-dynamic"],
-        No("--lookup says when the text before is a draft, and --draft MODEL names a draft model")),
+        No("--lookup says when the text before is a draft, --draft MODEL names a draft model, and \
+            --draft-mtp drafts with the model's own MTP layer")),
     // serving
     (&["-cb", "--cont-batching"], No(ALWAYS)),
     (&["-nocb", "--no-cont-batching"], No("requests always advance together")),

@@ -205,6 +205,7 @@ fn execution(
         prompt_bits: compute.prompt_bits,
         repack: compute.repack,
         lock: compute.lock,
+        weights: None,
     };
     if side.device == Device::Cuda
         && let DeviceChoice::Cuda(gpu) = args.compute.device.choice_of(side.device, side.isa)?
