@@ -27,6 +27,7 @@ Examples:
   octavo merge *.shard                                                 when all are done
   octavo merge --json *.shard
   octavo merge *.shard -o imatrix.gguf                                 shards of octavo imatrix
+  octavo merge *.shard -o small.kld                                    shards with --base-top
 
 Exit code: what one run would have given (1 for a suite that is outside its tolerances), 2 if the
 shards do not belong together or are not complete, 75 if another try may help.
@@ -41,8 +42,9 @@ pub(super) struct MergeArgs {
     /// For a suite: show every comparison, not only what changed
     #[arg(long)]
     all: bool,
-    /// Output file of the importance matrix, for shards of octavo imatrix
-    #[arg(short, long, value_name = "OUT.gguf", value_hint = clap::ValueHint::FilePath)]
+    /// Output file: the importance matrix, for shards of octavo imatrix, or the small base, for
+    /// those of octavo perplexity --base-top
+    #[arg(short, long, value_name = "OUT", value_hint = clap::ValueHint::FilePath)]
     output: Option<PathBuf>,
     /// Write the report as one HTML page, for shards of octavo quant-report and diff --suite
     #[arg(long, value_name = "FILE", value_hint = clap::ValueHint::FilePath)]
@@ -59,13 +61,6 @@ pub(super) fn run(args: &MergeArgs) -> Result<Exit, Failure> {
 
 fn merge(args: &MergeArgs) -> Result<Exit, Failure> {
     let inputs = Inputs::default().files(&args.shards);
-    let output = args.output.as_deref().map(|path| Output {
-        path,
-        kind: Kind::Imatrix,
-        force: args.force,
-        inputs: &inputs,
-    });
-    output.as_ref().map_or(Ok(()), Output::check)?;
     signal::install()?;
     let named = |path: &PathBuf| Ok((path.display().to_string(), Shard::open(path)?));
     let shards: Result<Vec<Named>, Failure> = args.shards.iter().map(named).collect();
@@ -75,6 +70,16 @@ fn merge(args: &MergeArgs) -> Result<Exit, Failure> {
         content,
     } = shards::merge(shards?)?;
     args.check(&content)?;
+    let output = args.output.as_deref().map(|path| Output {
+        path,
+        kind: match content {
+            Content::SmallBase(_) => Kind::Base,
+            _ => Kind::Imatrix,
+        },
+        force: args.force,
+        inputs: &inputs,
+    });
+    output.as_ref().map_or(Ok(()), Output::check)?;
     let page = args.html.as_deref().map(|path| Output {
         path,
         kind: Kind::Page(match content {
@@ -107,7 +112,22 @@ fn merge(args: &MergeArgs) -> Result<Exit, Failure> {
         (Content::Suite(cells), _) => {
             return diff::suite::print(&cells, args.json, args.all, page.as_ref());
         }
-        (Content::Perplexity(chunks), _) => perplexity::perplexity(chunks, &about, args.json)?,
+        (Content::Perplexity(chunks), _) => {
+            perplexity::perplexity(chunks, None, &about, args.json)?
+        }
+        (Content::SmallBase(chunks), Some(output)) => {
+            output.check()?;
+            chunks.write(output.path)?;
+            perplexity::report_small_base(output.path, chunks.shape())?;
+            let likelihoods = chunks.likelihoods().to_vec();
+            perplexity::perplexity(likelihoods, Some(output.path), &about, args.json)?
+        }
+        (Content::SmallBase(_), None) => {
+            return Err(Failure::Usage(NO_OUTPUT_OF_BASE.to_owned()));
+        }
+        (Content::FromSmallBase { chunks, slacks }, _) => {
+            perplexity::divergence_from_small(chunks, &slacks, &about, args.json)?
+        }
         (Content::Divergence { cut, chunks }, _) => {
             perplexity::divergence(chunks, cut, &about, args.json)?
         }
@@ -116,17 +136,19 @@ fn merge(args: &MergeArgs) -> Result<Exit, Failure> {
     Ok(Exit::Done)
 }
 
+const NO_OUTPUT_OF_BASE: &str = "shards of a small base: expected -o OUT.kld with them";
 const NO_OUTPUT: &str = "shards of octavo imatrix: expected -o OUT.gguf with them";
 
 impl MergeArgs {
     /// Refuses options that would have no effect on shards of this kind.
     fn check(&self, content: &Content) -> Result<(), Failure> {
         let is_imatrix = matches!(content, Content::Imatrix(_));
+        let has_output = is_imatrix || matches!(content, Content::SmallBase(_));
         let has_page = matches!(content, Content::QuantReport(_) | Content::Suite(_));
         let useless = [
             ("--json", self.json && is_imatrix),
             ("--all", self.all && !matches!(content, Content::Suite(_))),
-            ("-o OUT.gguf", self.output.is_some() && !is_imatrix),
+            ("-o OUT", self.output.is_some() && !has_output),
             ("--html", self.html.is_some() && !has_page),
             (
                 "--force",

@@ -97,6 +97,35 @@ fn a_divergence_is_the_same_in_shards() {
 }
 
 #[test]
+fn a_small_base_is_the_same_in_shards() {
+    let desk = Desk::new();
+    let command = "perplexity @model.gguf -f @text.txt -c 32 -t 2 --base-top 20 --base-bits 9";
+    let base = |name: &str| std::fs::read(desk.at(name)).expect("written");
+    let whole = desk.good(&format!("{command} --kl-divergence-base @whole.kld"));
+    for of in [1, 3, 8] {
+        let shards = desk.shards(command, of);
+        let merged = desk.good(&format!("merge {shards} -o @merged.kld"));
+        assert_eq!(merged, whole, "{of} shards");
+        assert!(base("merged.kld") == base("whole.kld"), "{of} shards");
+    }
+    // fewer chunks than shards: some have none
+    let few = format!("{command} --chunks 2");
+    desk.good(&format!("{few} --kl-divergence-base @few.kld"));
+    let shards = desk.shards(&few, 8);
+    desk.good(&format!("merge {shards} -o @merged.kld"));
+    assert!(base("merged.kld") == base("few.kld"));
+    let said = desk.bad(&format!("merge {shards}"), 2);
+    assert!(
+        said.contains("shards of a small base: expected -o OUT.kld"),
+        "{said}"
+    );
+    desk.good("quantize @model.gguf @coarse.gguf Q2_K --allow-requantize");
+    let command = "perplexity @coarse.gguf -t 2 --kl-divergence --kl-divergence-base @whole.kld";
+    is_the_same_in_shards(&desk, command, &["", "--json"]);
+    is_the_same_in_shards(&desk, &format!("{command} --chunks 5"), &[""]);
+}
+
+#[test]
 fn an_importance_matrix_is_the_same_in_shards() {
     let desk = Desk::new();
     let command = "imatrix @model.gguf -f @text.txt -c 32 --process-output";

@@ -35,8 +35,8 @@ pub use octavo_reference::kld_base as base;
 pub(crate) use pass::for_each;
 pub use perplexity::{ChunkLikelihood, Perplexity, perplexity, perplexity_with_base};
 pub use small::{
-    RowSize, SMALL_MAGIC, Slack, SmallError, SmallReader, divergence_from_small, is_small,
-    perplexity_with_small_base,
+    RowSize, SMALL_MAGIC, Slack, SmallChunks, SmallError, SmallReader, divergence_from_small,
+    is_small, perplexity_with_small_base, small_base_chunks,
 };
 pub use stats::{Estimate, Sorted};
 pub use tasks::{Answer, Question, Task, TaskError, TaskKind, answer, read_tasks};

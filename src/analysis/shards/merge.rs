@@ -67,6 +67,17 @@ impl Content {
                 *cut = cut.max(deeper);
                 chunks.extend(more);
             }
+            (Content::SmallBase(all), Content::SmallBase(more)) => all.append(more)?,
+            (
+                Content::FromSmallBase { chunks, slacks },
+                Content::FromSmallBase {
+                    chunks: more,
+                    slacks: further,
+                },
+            ) => {
+                chunks.extend(more);
+                slacks.extend(further);
+            }
             (Content::Imatrix(sums), Content::Imatrix(more)) => sums.merge(&more).ok()?,
             (Content::Suite(all), Content::Suite(more)) => all.extend(more),
             (Content::QuantReport(all), Content::QuantReport(more)) => match (&mut *all, more) {

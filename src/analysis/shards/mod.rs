@@ -25,7 +25,7 @@ pub use key::{Key, sha256};
 pub use merge::{Merged, merge};
 
 use crate::diff::suite::Cell;
-use crate::eval::{ChunkDivergence, ChunkLikelihood};
+use crate::eval::{ChunkDivergence, ChunkLikelihood, Slack, SmallChunks};
 use crate::imatrix::Sums;
 use crate::quant_report::Scores;
 
@@ -72,6 +72,15 @@ pub enum Content {
         /// Chunks in text order.
         chunks: Vec<ChunkDivergence>,
     },
+    /// Rows of a small base, and the likelihood of each chunk.
+    SmallBase(SmallChunks),
+    /// Divergence of each chunk from a small base, and how far its sum can be off.
+    FromSmallBase {
+        /// Chunks in text order.
+        chunks: Vec<ChunkDivergence>,
+        /// One for each chunk.
+        slacks: Vec<Slack>,
+    },
     /// Sums over all its chunks.
     Imatrix(Sums),
     /// Each comparison.
@@ -86,6 +95,12 @@ impl Content {
         let sound = match self {
             Content::Perplexity(chunks) => chunks.iter().all(|chunk| chunk.is_sound(n_ctx)),
             Content::Divergence { chunks, .. } => chunks.iter().all(|chunk| chunk.is_sound(n_ctx)),
+            Content::SmallBase(_) => true,
+            Content::FromSmallBase { chunks, slacks } => {
+                chunks.len() == slacks.len()
+                    && chunks.iter().all(|chunk| chunk.is_sound(n_ctx))
+                    && slacks.iter().all(Slack::is_sound)
+            }
             Content::Imatrix(sums) => sums.is_sound(),
             Content::Suite(_) => true,
             Content::QuantReport(None) => true,
@@ -93,7 +108,10 @@ impl Content {
         };
         let units = match self {
             Content::Perplexity(chunks) => chunks.len(),
-            Content::Divergence { chunks, .. } => chunks.len(),
+            Content::Divergence { chunks, .. } | Content::FromSmallBase { chunks, .. } => {
+                chunks.len()
+            }
+            Content::SmallBase(chunks) => chunks.chunks(n_ctx)?,
             Content::Imatrix(sums) => sums.chunks(),
             Content::Suite(cells) => cells.len(),
             Content::QuantReport(None) => 0,

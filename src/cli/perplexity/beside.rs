@@ -174,6 +174,7 @@ pub(super) fn useless(args: &PerplexityArgs) -> Option<&'static str> {
     let options = [
         ("--kl-divergence-base", args.kl_divergence_base.is_some()),
         ("--kl-divergence", args.kl_divergence),
+        ("--base-top", args.small.size().is_some()),
         ("--shard", args.shard.index().is_some()),
         ("--force", args.force),
         ("tasks", args.tasks.kind().is_some()),

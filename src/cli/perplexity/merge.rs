@@ -1,13 +1,16 @@
 //! Formats the figures of all chunks as one run prints them.
 
-use octavo_analysis::eval::{ChunkDivergence, ChunkLikelihood, Divergence, Perplexity};
+use std::path::Path;
+
+use octavo_analysis::eval::{ChunkDivergence, ChunkLikelihood, Divergence, Perplexity, Slack};
 use octavo_analysis::shards::About;
 
-use super::print;
+use super::{print, small};
 
-/// Formats the perplexity of a text as one run prints it.
+/// Formats the perplexity of a text as one run prints it, which may have written a base.
 pub(crate) fn perplexity(
     chunks: Vec<ChunkLikelihood>,
+    base: Option<&Path>,
     about: &About,
     json: bool,
 ) -> Result<String, serde_json::Error> {
@@ -19,7 +22,7 @@ pub(crate) fn perplexity(
         out += &print::perplexity_chunk(&ppl);
     }
     match json {
-        true => print::perplexity_json(&ppl, &chunk_ppl, None, about),
+        true => print::perplexity_json(&ppl, &chunk_ppl, base, about),
         false => Ok(out + "\n" + &print::final_estimate(&ppl)),
     }
 }
@@ -40,4 +43,27 @@ pub(crate) fn divergence(
         true => print::divergence_json(&all, Some(cut), about),
         false => Ok(out + &print::divergence(&all)),
     }
+}
+
+/// Formats a comparison with a small base as one run prints it.
+pub(crate) fn divergence_from_small(
+    chunks: Vec<ChunkDivergence>,
+    slacks: &[Slack],
+    about: &About,
+    json: bool,
+) -> Result<String, serde_json::Error> {
+    let (mut all, mut out) = (Divergence::default(), String::new());
+    for chunk in chunks {
+        all.push(chunk);
+        out += &print::divergence_chunk(&all);
+    }
+    let figures = small::figures(
+        &all,
+        Slack::of_mean(slacks, all.scored()),
+        json.then_some(about),
+    )?;
+    Ok(match json {
+        true => figures,
+        false => out + &figures,
+    })
 }

@@ -26,7 +26,8 @@ use super::signal::{self, Generating};
 use super::terminal::{self, Progress};
 use super::{load, prompt, values};
 
-pub(super) use merge::{divergence, perplexity};
+pub(super) use merge::{divergence, divergence_from_small, perplexity};
+pub(super) use small::report as report_small_base;
 
 /// Default number of tokens of a chunk, as in llama-perplexity.
 const CHUNK: usize = 512;
@@ -49,6 +50,8 @@ Examples:
   octavo perplexity q4.gguf --against f16.gguf -f text.txt                   without a base
   octavo perplexity model.gguf -f text.txt --shard 3/8 --out 3.shard    one of eight jobs
   octavo merge *.shard                                                 what one run prints
+  octavo perplexity f16.gguf -f text.txt --base-top 1000 --shard 3/8 --out 3.shard
+  octavo merge *.shard -o s.kld                                        a small base
   octavo perplexity model.gguf -f hellaswag_val_full.txt --hellaswag --hellaswag-tasks 1000
   octavo perplexity model.gguf -f winogrande-debiased-eval.csv --winogrande
   octavo perplexity model.gguf -f mmlu-validation.bin --multiple-choice
@@ -285,6 +288,7 @@ impl PerplexityArgs {
         if self.tasks.kind().is_some() {
             let options = [
                 ("--kl-divergence-base", self.kl_divergence_base.is_some()),
+                ("--base-top", self.small.size().is_some()),
                 ("--chunks", self.chunks != -1),
                 ("--shard", is_sharded),
                 ("--force", self.force),
@@ -298,16 +302,13 @@ impl PerplexityArgs {
         let writes_base = self.kl_divergence_base.is_some() && !self.kl_divergence;
         if is_sharded && writes_base {
             return Err(Failure::Usage(
-                "--kl-divergence-base with --shard: expected --kl-divergence too, as a base is \
-                 written by one run"
+                "--kl-divergence-base with --shard: expected --kl-divergence too, or --base-top \
+                 without it: octavo merge -o writes small bases, and others are written by one run"
                     .to_owned(),
             ));
         }
-        let base = self.kl_divergence_base.as_deref();
-        if is_sharded && base.is_some_and(eval::is_small) {
-            return Err(Failure::Usage(
-                "--shard: expected a base in llama-perplexity's form, not a small one".to_owned(),
-            ));
+        if self.small.size().is_some() && !is_sharded && !writes_base {
+            return useless("--base-top", "--kl-divergence-base, or --shard");
         }
         if is_sharded && self.json {
             return useless("--json with --shard", "it of octavo merge");

@@ -1,14 +1,14 @@
 //! Measures a part of the chunks and writes it as a shard.
 
 use octavo_analysis::eval::base::Reader;
-use octavo_analysis::eval::{self, Error};
+use octavo_analysis::eval::{self, Error, SmallReader};
 use octavo_analysis::shards::{Content, Key, ShardIndex, sha256};
 use octavo_engine::EngineOptions;
 
 use std::io::{Read, Seek};
 use std::path::Path;
 
-use super::{CHUNK, PerplexityArgs, Watch, open_base, scoring};
+use super::{CHUNK, PerplexityArgs, Watch, fit, open_base, scoring, small};
 use crate::failure::{Exit, Failure};
 use crate::load;
 use crate::shards::{Job, Measured, about, add_computation, add_keys, add_model};
@@ -22,6 +22,7 @@ pub(super) fn measure(
     job: &Job<'_>,
 ) -> Result<Exit, Failure> {
     match &args.kl_divergence_base {
+        Some(path) if eval::is_small(path) => compare_small(args, options, path, text, job),
         Some(path) => compare(args, options, path, text, job),
         None => score(args, options, &text.unwrap_or_default(), job),
     }
@@ -44,22 +45,71 @@ fn score(
     key.bytes("text", text)
         .set("tokens of a chunk", n_ctx)
         .set("chunks", args.chunks);
+    if let Some(size) = args.small.size() {
+        key.set("tokens of a row", size.top)
+            .set("bits of a row", size.bits);
+    }
     add_computation(&mut key, &options)?;
     job.run(key, |shard: ShardIndex| {
         let engine = load::engine_with(&args.model, options.clone())?;
         let text = args.cut(&engine, text)?;
         let units = text.shape().n_chunks;
         let text = text.only(shard.range(units));
-        let generating = Generating::begin();
+        let (scoring, generating) = (scoring(&options), Generating::begin());
         let mut watch = Watch::new(args, &generating, "scoring");
-        let result = eval::perplexity(&engine, &text, &scoring(&options), &mut watch);
-        let Some(ppl) = watch.end(result)? else {
+        let result = match args.small.size() {
+            Some(size) => eval::small_base_chunks(&engine, &text, size, &scoring, &mut watch)
+                .map(Content::SmallBase),
+            None => eval::perplexity(&engine, &text, &scoring, &mut watch)
+                .map(|ppl| Content::Perplexity(ppl.by_chunk().to_vec())),
+        };
+        let Some(content) = watch.end(result)? else {
             return Ok(None);
         };
         Ok(Some(Measured {
             units,
             about: about(&engine, &options, String::new(), n_ctx)?,
-            content: Content::Perplexity(ppl.by_chunk().to_vec()),
+            content,
+        }))
+    })
+}
+
+fn compare_small(
+    args: &PerplexityArgs,
+    mut options: EngineOptions,
+    path: &Path,
+    text: Option<Vec<u8>>,
+    job: &Job<'_>,
+) -> Result<Exit, Failure> {
+    let mut base = SmallReader::open(path)?;
+    let shape = base.shape();
+    fit(base.file(), shape.n_ctx, &mut options)?;
+    let units = small::units(args, shape);
+    let mut key = Key::new("perplexity --kl-divergence");
+    add_model(&mut key, "model", args.model.path()?)?;
+    add_keys(&mut key, &args.model);
+    key.files("small base", &[path.to_owned()])?
+        .set("chunks", units);
+    add_computation(&mut key, &options)?;
+    job.run(key, |shard: ShardIndex| {
+        let engine = load::engine_with(&args.model, options.clone())?;
+        if let Some(text) = text {
+            small::check_text(&base, &eval::encode(engine.tokenizer(), &text)?)?;
+        }
+        let generating = Generating::begin();
+        let mut watch = Watch::new(args, &generating, "comparing");
+        let (range, scoring) = (shard.range(units), scoring(&options));
+        let result = eval::divergence_from_small(&engine, &mut base, range, &scoring, &mut watch);
+        let Some((divergence, slacks)) = watch.end(result)? else {
+            return Ok(None);
+        };
+        Ok(Some(Measured {
+            units,
+            about: about(&engine, &options, base.file().to_owned(), shape.n_ctx)?,
+            content: Content::FromSmallBase {
+                chunks: divergence.by_chunk().to_vec(),
+                slacks,
+            },
         }))
     })
 }

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use clap::Args;
 use octavo_analysis::eval::base::Shape;
-use octavo_analysis::eval::{self, RowSize, Slack, SmallReader};
+use octavo_analysis::eval::{self, Divergence, RowSize, Slack, SmallReader};
+use octavo_analysis::shards::About;
 use octavo_engine::EngineOptions;
 
 use super::{PerplexityArgs, Watch, fit, print, scoring};
@@ -20,8 +21,7 @@ use crate::{load, terminal};
 pub(super) struct SmallArgs {
     /// Write a small base: of each row the N most likely tokens, the sum of the others and a sample
     /// of these. --kl-divergence then prints how far its figures can be off
-    #[arg(long, value_name = "N", requires = "kl_divergence_base")]
-    #[arg(conflicts_with = "kl_divergence")]
+    #[arg(long, value_name = "N", conflicts_with = "kl_divergence")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     base_top: Option<u32>,
     /// Bits of a log-probability in a small base, 8 to 16
@@ -41,7 +41,7 @@ impl SmallArgs {
 }
 
 /// Reports how much a small base saves.
-pub(super) fn report(path: &Path, shape: Shape) -> Result<(), Failure> {
+pub(crate) fn report(path: &Path, shape: Shape) -> Result<(), Failure> {
     let bytes = path.metadata()?.len();
     let rows = (shape.rows() * shape.n_chunks) as u64;
     let whole = rows * shape.row_bytes() as u64;
@@ -72,24 +72,39 @@ pub(super) fn compare(
     }
     let (scoring, generating) = (scoring(&options), Generating::begin());
     let mut watch = Watch::new(args, &generating, "comparing");
-    let chunks = args.chunks();
-    let result = eval::divergence_from_small(&engine, &mut base, chunks, &scoring, &mut watch);
-    let Some((divergence, slack)) = watch.end(result)? else {
+    let units = units(args, base.shape());
+    let result = eval::divergence_from_small(&engine, &mut base, 0..units, &scoring, &mut watch);
+    let Some((divergence, slacks)) = watch.end(result)? else {
         return Ok(Exit::Interrupted);
     };
-    let out = match args.json {
-        true => {
-            let about = about(&engine, &options, base.file().to_owned(), n_ctx)?;
-            let text = print::divergence_json(&divergence, None, &about)?;
-            let mut object: serde_json::Value = serde_json::from_str(&text)?;
-            object["kld"]["off_by_at_most"] = serde_json::json!([-slack.below, slack.above]);
-            object["kld"]["drawn_within_95"] = (1.96 * slack.variance.sqrt()).into();
-            format!("{object}\n")
-        }
-        false => print::divergence(&divergence) + &bound(slack),
-    };
+    let slack = Slack::of_mean(&slacks, divergence.scored());
+    let about = about(&engine, &options, base.file().to_owned(), n_ctx)?;
+    let out = figures(&divergence, slack, args.json.then_some(&about))?;
     terminal::print(out.as_bytes())?;
     Ok(Exit::Done)
+}
+
+/// Returns the number of chunks of a small base to compare.
+pub(super) fn units(args: &PerplexityArgs, shape: Shape) -> usize {
+    args.chunks()
+        .map_or(shape.n_chunks, |n| n.min(shape.n_chunks))
+}
+
+/// Formats the statistics of all chunks, and how far they can be off; as JSON with what it is
+/// about.
+pub(super) fn figures(
+    divergence: &Divergence,
+    slack: Slack,
+    json: Option<&About>,
+) -> Result<String, serde_json::Error> {
+    let Some(about) = json else {
+        return Ok(print::divergence(divergence) + &bound(slack));
+    };
+    let text = print::divergence_json(divergence, None, about)?;
+    let mut object: serde_json::Value = serde_json::from_str(&text)?;
+    object["kld"]["off_by_at_most"] = serde_json::json!([-slack.below, slack.above]);
+    object["kld"]["drawn_within_95"] = (1.96 * slack.variance.sqrt()).into();
+    Ok(format!("{object}\n"))
 }
 
 fn bound(slack: Slack) -> String {
@@ -103,7 +118,10 @@ fn bound(slack: Slack) -> String {
 }
 
 /// Refuses a base of another text.
-fn check_text<R: std::io::Read>(base: &SmallReader<R>, tokens: &[u32]) -> Result<(), Failure> {
+pub(super) fn check_text<R: std::io::Read>(
+    base: &SmallReader<R>,
+    tokens: &[u32],
+) -> Result<(), Failure> {
     let differs = |(a, b): (&u32, &u32)| a != b;
     let theirs = base.tokens();
     let at = theirs.iter().zip(tokens).position(differs);

@@ -5,6 +5,7 @@
 //! Layout, little-endian: the magic; u32 bits, tokens of a chunk, of the vocabulary, chunks; the
 //! tokens as u32; then the rows, of which `row` has the layout.
 
+mod chunks;
 mod row;
 mod score;
 
@@ -12,8 +13,11 @@ use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::Path;
 
+use std::ops::Range;
+
 use octavo_engine::Engine;
 
+pub use chunks::{SmallChunks, small_base_chunks};
 pub use row::RowSize;
 use row::SmallRow;
 pub use score::Slack;
@@ -90,6 +94,33 @@ pub fn perplexity_with_small_base(
     observer: &mut dyn Observer<Perplexity>,
     path: &Path,
 ) -> Result<Perplexity, Error> {
+    let shape = text.shape();
+    write(path, &head(shape, size.bits, text.tokens()), |out| {
+        let mut sink = |part: &ChunkRows<'_>| {
+            for row in encoded(part, shape.n_vocab, size, options.threads) {
+                out(&row)?;
+            }
+            Ok(())
+        };
+        score_with(engine, text, options, observer, &mut sink)
+    })
+}
+
+/// Returns all that precedes the rows.
+fn head(shape: Shape, bits: u32, tokens: &[u32]) -> Vec<u8> {
+    let mut head = SMALL_MAGIC.to_vec();
+    let counts = [shape.n_ctx, shape.n_vocab, shape.n_chunks].map(|n| n as u32);
+    let numbers = [&[bits], &counts[..], tokens].concat();
+    head.extend(numbers.iter().flat_map(|n| n.to_le_bytes()));
+    head
+}
+
+/// Writes a small base whose rows come from `rows`, which gets a function that writes bytes.
+fn write<T>(
+    path: &Path,
+    head: &[u8],
+    rows: impl FnOnce(&mut dyn FnMut(&[u8]) -> Result<(), Error>) -> Result<T, Error>,
+) -> Result<T, Error> {
     /// Passes an error through the function that replaces the file.
     struct Either(Error);
     impl From<gguf_rs_lite::Error> for Either {
@@ -97,35 +128,18 @@ pub fn perplexity_with_small_base(
             Either(base::Error::Replace(error).into())
         }
     }
-    let shape = text.shape();
     let failed = |source| SmallError::Io {
         file: path.display().to_string(),
         source,
     };
     let written = gguf_rs_lite::replace_file(path, |file| {
         let mut out = BufWriter::with_capacity(1 << 20, file);
-        let mut head = SMALL_MAGIC.to_vec();
-        let counts = [shape.n_ctx, shape.n_vocab, shape.n_chunks].map(|n| n as u32);
-        head.extend(
-            [&[size.bits], &counts[..]]
-                .concat()
-                .iter()
-                .flat_map(|n| n.to_le_bytes()),
-        );
-        head.extend(text.tokens().iter().flat_map(|id| id.to_le_bytes()));
-        let begun = out.write_all(&head).map_err(failed);
-        begun.map_err(|error| Either(error.into()))?;
-        let mut sink = |part: &ChunkRows<'_>| {
-            for row in encoded(part, shape.n_vocab, size, options.threads) {
-                out.write_all(&row).map_err(failed)?;
-            }
-            Ok(())
-        };
-        let scored = score_with(engine, text, options, observer, &mut sink).map_err(Either)?;
-        out.flush()
-            .map_err(failed)
-            .map_err(|error| Either(error.into()))?;
-        Ok(scored)
+        let mut write = |bytes: &[u8]| Ok(out.write_all(bytes).map_err(failed)?);
+        write(head).map_err(Either)?;
+        let made = rows(&mut write).map_err(Either)?;
+        let flushed = out.flush().map_err(failed);
+        flushed.map_err(|error| Either(error.into()))?;
+        Ok(made)
     });
     written.map_err(|Either(error)| error)
 }
@@ -257,6 +271,23 @@ impl<R: Read> SmallReader<R> {
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
     }
+
+    /// Reads the next rows.
+    fn rows(&mut self, n: usize) -> Result<Vec<SmallRow>, SmallError> {
+        let (n_vocab, bits) = (self.shape.n_vocab, self.bits);
+        (0..n)
+            .map(|_| SmallRow::read(self, n_vocab, bits))
+            .collect()
+    }
+
+    /// Reads on to a chunk.
+    fn skip_to(&mut self, chunk: usize) -> Result<(), SmallError> {
+        while self.chunk < chunk {
+            self.rows(self.shape.rows())?;
+            self.chunk += 1;
+        }
+        Ok(())
+    }
 }
 
 impl<R: Read> row::Bytes for SmallReader<R> {
@@ -279,33 +310,32 @@ impl<R: Read> row::Bytes for SmallReader<R> {
     }
 }
 
-/// Scores the text of a small base, and the model's predictions against the base's; at most
-/// `chunks` chunks. Returns the divergence, and how far its mean can be off.
+/// Scores some chunks of the text of a small base, and the model's predictions against the base's;
+/// chunks before them are read only. Returns the divergence, and how far the sum over each chunk
+/// can be off ([`Slack::of_mean`]).
 ///
 /// # Errors
 /// As [`divergence`](super::divergence()).
+///
+/// # Panics
+/// If the base has fewer chunks.
 pub fn divergence_from_small<R: Read>(
     engine: &Engine,
     base: &mut SmallReader<R>,
-    chunks: Option<usize>,
+    chunks: Range<usize>,
     options: &Options,
     observer: &mut dyn Observer<Divergence>,
-) -> Result<(Divergence, Slack), Error> {
-    let (shape, bits) = (base.shape, base.bits);
-    let n_chunks = chunks.map_or(shape.n_chunks, |n| n.min(shape.n_chunks));
-    if n_chunks == 0 {
-        return Err(Error::NoChunks);
-    }
+) -> Result<(Divergence, Vec<Slack>), Error> {
+    let (shape, n_chunks) = (base.shape, chunks.len());
     let mut pass = Pass::new(engine, shape, &base.file, options)?;
-    let (mut so_far, mut slack) = (Divergence::default(), Slack::default());
-    for number in 0..n_chunks {
+    let (mut so_far, mut slacks) = (Divergence::default(), Vec::new());
+    base.skip_to(chunks.start)?;
+    for number in chunks {
         let tokens = base.tokens[number * shape.n_ctx..(number + 1) * shape.n_ctx].to_vec();
-        let mut chunk = ChunkDivergence::default();
+        let (mut chunk, mut slack) = (ChunkDivergence::default(), Slack::default());
         let cancelled = &|| observer.cancelled();
         pass.chunk(&tokens, cancelled, &mut |part| {
-            let rows = part.targets.iter();
-            let rows = rows.map(|_| SmallRow::read(base, shape.n_vocab, bits));
-            let rows: Vec<SmallRow> = rows.collect::<Result<_, _>>()?;
+            let rows = base.rows(part.targets.len())?;
             let mut compared = vec![(Token::default(), Slack::default()); rows.len()];
             for_each(options.threads, &mut compared, |i, compared| {
                 let logits = &part.logits[i * shape.n_vocab..(i + 1) * shape.n_vocab];
@@ -313,21 +343,14 @@ pub fn divergence_from_small<R: Read>(
             });
             for (token, more) in &compared {
                 chunk.add(token);
-                slack.below += more.below;
-                slack.above += more.above;
-                slack.variance += more.variance;
+                slack.add(more);
             }
             Ok(())
         })?;
         base.chunk += 1;
         so_far.push(chunk);
+        slacks.push(slack);
         observer.chunk(&so_far, n_chunks);
     }
-    let n = so_far.scored() as f64;
-    let mean = Slack {
-        below: slack.below / n,
-        above: slack.above / n,
-        variance: slack.variance / (n * n),
-    };
-    Ok((so_far, mean))
+    Ok((so_far, slacks))
 }

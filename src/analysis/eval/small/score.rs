@@ -1,11 +1,13 @@
 //! Divergence from a row of a small base, with a bound on what the row does not say.
 
+use serde::{Deserialize, Serialize};
+
 use super::row::SmallRow;
 use crate::eval::base::Norm;
 use crate::eval::divergence::Token;
 
 /// How far the true divergence can be from the computed one, in nats.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Slack {
     /// True divergence at least the computed one less this.
     pub below: f64,
@@ -13,6 +15,35 @@ pub struct Slack {
     pub above: f64,
     /// Variance of the computed one, over the draws of the tokens that the base has a sample of.
     pub variance: f64,
+}
+
+impl Slack {
+    /// Adds that of another part of a sum.
+    pub(super) fn add(&mut self, more: &Slack) {
+        self.below += more.below;
+        self.above += more.above;
+        self.variance += more.variance;
+    }
+
+    /// Returns that of the mean of `n` tokens, from those of the chunks' sums.
+    pub fn of_mean(chunks: &[Slack], n: usize) -> Slack {
+        let mut sum = Slack::default();
+        chunks.iter().for_each(|chunk| sum.add(chunk));
+        let n = n as f64;
+        Slack {
+            below: sum.below / n,
+            above: sum.above / n,
+            variance: sum.variance / (n * n),
+        }
+    }
+
+    /// Returns whether a chunk can have this: data from a file is untrusted.
+    pub(crate) fn is_sound(&self) -> bool {
+        let is_sound = |x: f64| x.is_finite() && x >= 0.0;
+        [self.below, self.above, self.variance]
+            .into_iter()
+            .all(is_sound)
+    }
 }
 
 /// Compares a row of logits with one of a base.
