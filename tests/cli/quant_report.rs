@@ -139,3 +139,62 @@ fn the_front_is_below_the_stock_types() {
     let shard = ["--shard", "1/2", "--out", &path("1.shard")];
     assert!(bad(&[&args[..], &front, &shard].concat(), 2).contains("--front"));
 }
+
+/// Models that are scored beside the original have the figures of models that are scored one after
+/// the other, against its predictions in a file.
+#[test]
+fn figures_do_not_depend_on_how_models_are_scored() {
+    let dir = folder();
+    let path = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
+    let (f16, q2) = (path("f16.gguf"), path("q2.gguf"));
+    let root = octavo_fixtures::workspace_root();
+    let model = root.join("src/engine/demo/tiny-qwen3-Q4_K_M.gguf");
+    let model = model.to_str().expect("UTF-8");
+    good(&["quantize", model, &f16, "F16", "--allow-requantize"]);
+    good(&["quantize", model, &q2, "Q2_K", "--allow-requantize"]);
+    let text = octavo_fixtures::committed_goldens().join("formats/text.txt");
+    let text = text.to_str().expect("UTF-8");
+    let report = |more: &[&str]| {
+        let args = [
+            "quant-report",
+            &f16,
+            "-f",
+            text,
+            "-c",
+            "16",
+            "--also",
+            &q2,
+            "--json",
+        ];
+        let out = octavo(&[&args[..], more].concat())
+            .output()
+            .expect("it runs");
+        assert!(out.status.success(), "{}", stderr(&out));
+        let mut json: serde_json::Value = serde_json::from_str(&stdout(&out)).expect("JSON");
+        for model in json["types"].as_array_mut().expect("a list") {
+            for speed in ["prompt_rate", "generation_rate"] {
+                assert!(model[speed].take().as_f64().is_some_and(|rate| rate > 0.0));
+            }
+        }
+        let ppl = json["base"]["ppl"].take();
+        (stderr(&out), ppl, json["types"].take())
+    };
+    let (said, ppl, beside) = report(&["--types", "Q8_0"]);
+    assert!(
+        said.contains("scoring the model itself and 2 beside"),
+        "{said}"
+    );
+    let ranking = ["--types", "Q8_0", "--sensitivity", "Q2_K", "--by-role"];
+    let (said, ppl_again, in_turn) = report(&ranking);
+    assert!(
+        said.contains("scoring Q8_0") && !said.contains("beside"),
+        "{said}"
+    );
+    assert_eq!((&ppl, &beside), (&ppl_again, &in_turn));
+    // two files take more room than the predictions for two short chunks
+    let (said, ..) = report(&["--types", "Q8_0,Q4_0", "--chunks", "2"]);
+    assert!(
+        said.contains("scoring Q4_0") && !said.contains("beside"),
+        "{said}"
+    );
+}

@@ -343,12 +343,17 @@ impl<'a> Allocator<'a> {
     /// # Errors
     /// As [`Plan::new`].
     pub fn plan(&self, choices: &[usize]) -> Result<Plan<'a>, Error> {
-        let types: Vec<(&str, TensorType)> = self.chosen(choices).collect();
-        let mut options: Options = self
-            .setup
-            .quantizing(recipe::target(&self.of_each(choices)));
-        options.choices.overrides = recipe::overrides(&types);
+        let options = self.options(choices);
         Ok(Plan::new(self.gguf, self.setup.importance, &options)?)
+    }
+
+    /// Returns the options that quantize the model with these choices.
+    fn options(&self, choices: &[usize]) -> Options {
+        let types: Vec<(&str, TensorType)> = self.chosen(choices).collect();
+        let target = recipe::target(&self.of_each(choices));
+        let mut options: Options = self.setup.quantizing(target);
+        options.choices.overrides = recipe::overrides(&types);
+        options
     }
 
     /// Returns the tensors and the types that they get.

@@ -404,7 +404,8 @@ pub fn divergence_of<R: Read + Seek>(
     Ok(so_far)
 }
 
-fn score(
+/// Compares the logits of a part with rows of a base, of which `cut` is the depth.
+pub(super) fn score(
     part: &ChunkRows<'_>,
     rows: &[u8],
     n_vocab: usize,

@@ -5,8 +5,8 @@
 //! token replaced by BOS if the vocabulary asks for one, and the predictions of its second half are
 //! scored: the first half is context only. [`perplexity`] scores them against the text,
 //! [`divergence`] also against the rows of a base, which [`perplexity_with_base`] writes: to a file
-//! that llama-perplexity can read, or to memory. [`divergence_beside`] needs no base: it computes
-//! the other model beside.
+//! that llama-perplexity can read, or to memory. [`divergence_beside`] and
+//! [`rounded_divergence_beside`] need no base: they compute the other model beside.
 //!
 //! Memory does not grow with the text: chunks are computed one after the other, with a few rows of
 //! logits at a time. Only the text's tokens stay in memory (a base's stay in its file) and, for the
@@ -26,7 +26,7 @@ mod stats;
 mod tasks;
 mod text;
 
-pub use beside::divergence_beside;
+pub use beside::{Compared, divergence_beside, rounded_divergence_beside};
 pub use blocks::Interval;
 pub use continuations::{Continuation, Likelihood, continuations};
 pub use divergence::{ChunkDivergence, Divergence, divergence, divergence_of};

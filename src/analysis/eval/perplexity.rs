@@ -23,6 +23,12 @@ impl ChunkLikelihood {
     pub(crate) fn is_sound(&self, n_ctx: usize) -> bool {
         self.scored <= n_ctx && n_ctx <= MAX_CHUNK
     }
+
+    /// Adds a token's negative log-likelihood.
+    pub(super) fn add(&mut self, nll: f64) {
+        self.nll.add(nll);
+        self.scored += 1;
+    }
 }
 
 /// Perplexity of a text, or of the chunks so far.
@@ -167,9 +173,8 @@ fn score(
             };
             rows.resize(part.targets.len() * row_bytes, 0);
             for nll in likelihoods(part, shape.n_vocab, &mut rows, options.threads) {
-                chunk.nll.add(nll);
+                chunk.add(nll);
             }
-            chunk.scored += part.targets.len();
             match &mut sink {
                 Sink::None => Ok(()),
                 Sink::Encoded(write) => Ok(write(&rows)?),
@@ -184,7 +189,12 @@ fn score(
 
 /// Returns the negative log-likelihoods of a part's targets; encodes its rows into `rows` unless
 /// that is empty.
-fn likelihoods(part: &ChunkRows<'_>, n_vocab: usize, rows: &mut [u8], threads: usize) -> Vec<f64> {
+pub(super) fn likelihoods(
+    part: &ChunkRows<'_>,
+    n_vocab: usize,
+    rows: &mut [u8],
+    threads: usize,
+) -> Vec<f64> {
     struct TargetRow<'a> {
         nll: f64,
         encoded: Option<&'a mut [u8]>,
@@ -238,8 +248,7 @@ mod tests {
     fn perplexity_by_hand() {
         let mut chunk = ChunkLikelihood::default();
         for p in [0.5f64, 0.125] {
-            chunk.nll.add(-p.ln());
-            chunk.scored += 1;
+            chunk.add(-p.ln());
         }
         let mut ppl = Perplexity::default();
         ppl.push(chunk);

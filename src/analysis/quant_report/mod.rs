@@ -1,10 +1,11 @@
 //! Quality loss of quantization: the same text scored by a model and by its quantizations.
 //!
-//! The model itself writes a base of log-probabilities ([`crate::eval`]); every quantization is
-//! made as by `quantize`, into a temporary file, loaded, and scored against that base.
-//! [`sensitivity`] does the same with one tensor at a time: it shows which tensors are worth their
-//! bits.
+//! Every quantization is made as by `quantize`, into a temporary file, loaded, and scored against
+//! the model itself: beside it, or against a base of log-probabilities that it has written
+//! ([`compared`], [`crate::eval`]). [`sensitivity`] does the same with one tensor at a time: it
+//! shows which tensors are worth their bits.
 
+mod candidates;
 mod check;
 mod replaced;
 mod scores;
@@ -13,19 +14,19 @@ mod sensitivity;
 use std::fs::File;
 use std::io::{BufReader, BufWriter};
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use gguf_rs_lite::{Gguf, TensorInfo};
 use octavo_kernels::Phase;
 use serde::Serialize;
 
 use crate::eval::base::{Reader, Writer};
 use crate::eval::{self, Divergence, Observer, Perplexity, Text};
 use crate::imatrix::Importance;
-use crate::quantize::{self, Plan, Target};
+use crate::quantize::{self, Target};
 use crate::shards::ShardIndex;
 use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource};
 
+pub use candidates::{Candidate, against, compared};
 pub use check::check;
 pub(crate) use replaced::{Replaced, weights};
 pub use scores::{
@@ -176,6 +177,13 @@ pub trait Watch {
     fn begin(&mut self, what: &str);
     /// Called with (chunks done, chunks in all) of the stage.
     fn at(&mut self, done: usize, total: usize);
+    /// Called with the error of a model, which does not stop the others.
+    fn failed(&mut self, name: &str, error: &Error) -> Failed {
+        Failed {
+            name: name.to_owned(),
+            error: error.to_string(),
+        }
+    }
     /// Returns whether to stop.
     fn cancelled(&self) -> bool;
 }
@@ -256,40 +264,51 @@ fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
 /// # Errors
 /// [`enum@Error`].
 pub fn base(setup: &Setup<'_>, watch: &mut dyn Watch) -> Result<Base, Error> {
-    watch.begin("the model itself");
     let engine = setup.load(setup.model)?;
     let text = setup.text(engine.hparams().n_vocab())?;
+    base_of(setup, &engine, &text, watch)
+}
+
+/// As [`base`], for a model that is loaded.
+fn base_of(
+    setup: &Setup<'_>,
+    engine: &Engine,
+    text: &Text,
+    watch: &mut dyn Watch,
+) -> Result<Base, Error> {
+    watch.begin("the model itself");
     let file = setup.folder.join("base.kld");
     let out = BufWriter::new(File::create(&file).map_err(io(&file))?);
-    let mut writer = Writer::new(
-        out,
-        &file.display().to_string(),
-        text.shape(),
-        text.tokens(),
-    )
-    .map_err(eval::Error::from)?;
+    let name = file.display().to_string();
+    let mut writer =
+        Writer::new(out, &name, text.shape(), text.tokens()).map_err(eval::Error::from)?;
     let start = Instant::now();
     let ppl = eval::perplexity_with_base(
-        &engine,
-        &text,
+        engine,
+        text,
         &setup.options(),
         &mut Scoring(watch),
         &mut writer,
     )?;
     writer.finish().map_err(eval::Error::from)?;
-    let prompts = Pace::since(start, text.tokens().len());
-    let (bytes, bits) = size(engine.gguf());
-    let facts = Facts {
-        bytes,
-        bits,
-        prompts,
-        generation: generation(&engine)?,
-    };
-    let chunks = ppl.by_chunk().to_vec();
-    Ok(Base {
-        scores: BaseScores { facts, chunks },
-        file,
-    })
+    let scores = BaseScores::of(engine, &ppl, text, start.elapsed())?;
+    Ok(Base { scores, file })
+}
+
+impl BaseScores {
+    /// Returns the scores of a model that took `time` for a text.
+    fn of(engine: &Engine, ppl: &Perplexity, text: &Text, time: Duration) -> Result<Self, Error> {
+        let (bytes, bits) = candidates::size(engine.gguf());
+        Ok(BaseScores {
+            facts: Facts {
+                bytes,
+                bits,
+                prompts: Pace::of(text.tokens().len(), time),
+                generation: generation(engine)?,
+            },
+            chunks: ppl.by_chunk().to_vec(),
+        })
+    }
 }
 
 /// Tokens of the generation benchmark: enough to average out the first tokens' noise, few compared
@@ -305,93 +324,7 @@ fn generation(engine: &Engine) -> Result<Pace, Error> {
     for id in (0..).take(n) {
         session.eval(&[id], Phase::Decode, LogitsFor::Last)?;
     }
-    Ok(Pace::since(start, n))
-}
-
-/// Makes one quantization and scores it.
-///
-/// # Errors
-/// [`enum@Error`].
-pub fn quantized(
-    setup: &Setup<'_>,
-    base: &Base,
-    target: Target,
-    watch: &mut dyn Watch,
-) -> Result<ModelScores, Error> {
-    let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
-    let plan = Plan::new(&gguf, setup.importance, &setup.quantizing(target))?;
-    planned(setup, base, (target.name(), &plan), watch)
-}
-
-/// Writes a planned quantization of the model, under a name in the report, and scores it.
-///
-/// # Errors
-/// [`enum@Error`].
-pub fn planned(
-    setup: &Setup<'_>,
-    base: &Base,
-    (name, plan): (&str, &Plan<'_>),
-    watch: &mut dyn Watch,
-) -> Result<ModelScores, Error> {
-    watch.begin(name);
-    let (path, totals) = (setup.folder.join("quantized.gguf"), plan.totals());
-    plan.write(&path, &mut |_| {})?;
-    scores(
-        setup,
-        base,
-        (name, &path),
-        (totals.after, totals.bits_per_weight().1),
-        watch,
-    )
-}
-
-/// Scores another model with the same vocabulary: a GGUF file or a folder.
-///
-/// # Errors
-/// [`enum@Error`].
-pub fn existing(
-    setup: &Setup<'_>,
-    base: &Base,
-    path: &Path,
-    watch: &mut dyn Watch,
-) -> Result<ModelScores, Error> {
-    let name = path.file_name().map_or_else(
-        || path.display().to_string(),
-        |n| n.to_string_lossy().into_owned(),
-    );
-    watch.begin(&name);
-    let gguf = ModelSource::Path(path.to_owned()).open(true)?;
-    scores(setup, base, (&name, path), size(&gguf), watch)
-}
-
-/// Returns the bytes of all tensors, and bits per weight.
-fn size(gguf: &Gguf) -> (u64, f64) {
-    let sum = |(bytes, n): (u64, u64), t: &TensorInfo| (bytes + t.bytes, n + t.n_elements());
-    let (bytes, n) = gguf.tensors().iter().fold((0, 0), sum);
-    (bytes, bytes as f64 * 8.0 / (n as f64).max(1.0))
-}
-
-fn scores(
-    setup: &Setup<'_>,
-    base: &Base,
-    (name, path): (&str, &Path),
-    (bytes, bits): (u64, f64),
-    watch: &mut dyn Watch,
-) -> Result<ModelScores, Error> {
-    let engine = setup.load(path)?;
-    let start = Instant::now();
-    let d = score(setup, base, &engine, watch)?;
-    let prompts = Pace::since(start, d.chunks() * setup.n_ctx);
-    Ok(ModelScores {
-        name: name.to_owned(),
-        facts: Facts {
-            bytes,
-            bits,
-            prompts,
-            generation: generation(&engine)?,
-        },
-        chunks: d.by_chunk().to_vec(),
-    })
+    Ok(Pace::of(n, start.elapsed()))
 }
 
 /// Scores a model against the base.

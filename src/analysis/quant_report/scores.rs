@@ -1,6 +1,6 @@
 //! Scores of a report's models, chunk by chunk, and the figures computed from them.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -15,8 +15,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    pub(super) fn since(start: Instant, tokens: usize) -> Pace {
-        let seconds = start.elapsed().as_secs_f64();
+    pub(super) fn of(tokens: usize, time: Duration) -> Pace {
+        let seconds = time.as_secs_f64();
         Pace { tokens, seconds }
     }
 

@@ -13,7 +13,7 @@ use gguf_rs_lite::{Gguf, OpenOptions, Writer as GgufWriter};
 use octavo_analysis::eval::base::{self, Norm, Reader, Shape, Writer};
 use octavo_analysis::eval::{
     Divergence, Error, Observer, Options, Perplexity, Text, check_text, divergence, encode,
-    perplexity, perplexity_with_base,
+    perplexity, perplexity_with_base, rounded_divergence_beside,
 };
 use octavo_engine::backend::Phase;
 use octavo_engine::{Engine, EngineOptions, LogitsFor, ModelSource};

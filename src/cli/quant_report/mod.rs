@@ -6,13 +6,12 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use gguf_rs_lite::{Temporary, TensorType};
+use gguf_rs_lite::{Gguf, Temporary, TensorType};
 use octavo_analysis::bit_allocation::{Sensitivities, Types, best_of_size};
 use octavo_analysis::eval;
 use octavo_analysis::imatrix::Importance;
 use octavo_analysis::quant_report::{
-    Base, Error, Failed, ModelScores, Scores, Setup, Watch, base, check, existing, quantized,
-    sensitivity,
+    Candidate, Error, Failed, Scores, Setup, Watch, against, base, check, compared, sensitivity,
 };
 use octavo_analysis::quantize::Target;
 use octavo_analysis::shards::{About, Content, Key, ShardIndex};
@@ -129,15 +128,18 @@ impl Bars {
 
     /// Returns the measurement, or reports the error at once and returns it.
     fn retain<T, E: Display>(&self, name: &str, measured: Result<T, E>) -> Result<T, Failed> {
-        measured.map_err(|error| {
-            self.0.clear();
-            let failed = Failed {
-                name: name.to_owned(),
-                error: one_line(&error.to_string()),
-            };
-            terminal::note(&format!("octavo: error: {name}: {}", failed.error));
-            failed
-        })
+        measured.map_err(|error| self.report(name, &error))
+    }
+
+    /// Reports an error that does not stop the rest.
+    fn report(&self, name: &str, error: &impl Display) -> Failed {
+        self.0.clear();
+        let failed = Failed {
+            name: name.to_owned(),
+            error: one_line(&error.to_string()),
+        };
+        terminal::note(&format!("octavo: error: {name}: {}", failed.error));
+        failed
     }
 }
 
@@ -149,6 +151,9 @@ impl Watch for Bars {
     }
     fn at(&mut self, done: usize, total: usize) {
         self.0.at(done as u64, total as u64);
+    }
+    fn failed(&mut self, name: &str, error: &Error) -> Failed {
+        self.report(name, error)
     }
     fn cancelled(&self) -> bool {
         // no results are shown before the end, so Ctrl-C ends the program at once
@@ -325,59 +330,63 @@ fn refused(error: Error) -> Failure {
     }
 }
 
-/// Measures the base, then one model after the other; errors after the base do not stop the others.
+/// Measures the model itself and all others; errors of these do not stop the rest.
 fn measure(
     args: &QuantReportArgs,
     setup: &Setup<'_>,
     ranking: Option<(TensorType, bool)>,
     bars: &mut Bars,
 ) -> Result<Scores, Failure> {
-    let base = base(setup, bars)?;
-    let mut models = Vec::new();
+    let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
+    let mut candidates = Vec::new();
     for &target in &args.types {
-        let scores = quantized(setup, &base, target, bars);
-        models.push(bars.retain(target.name(), scores));
+        let planned = Candidate::quantized(&gguf, setup, target);
+        candidates.push(bars.retain(target.name(), planned));
     }
-    for path in &args.also {
-        let scores = existing(setup, &base, path, bars);
-        models.push(bars.retain(&path.display().to_string(), scores));
+    candidates.extend(args.also.iter().map(|path| Ok(Candidate::existing(path))));
+    let stock = candidates.len();
+    if let Some(text) = &args.front {
+        candidates.extend(mixes(args, (&gguf, setup), text, bars)?);
     }
-    let mixes = match &args.front {
-        Some(path) => mixes(args, setup, &base, path, bars)?,
-        None => Vec::new(),
+    let (base, mut models, ranking) = match ranking {
+        None => {
+            let (base, models) = compared(setup, &candidates, bars)?;
+            (base, models, None)
+        }
+        Some((to, by_role)) => {
+            let base = base(setup, bars)?;
+            let models = against(setup, &base, &candidates, bars);
+            let scores = sensitivity(setup, &base, (to, by_role), bars);
+            let scores = bars.retain(&format!("one tensor at a time in {to}"), scores);
+            (base.scores, models, Some((to.to_string(), scores)))
+        }
     };
-    let ranking = ranking.map(|(to, by_role)| {
-        let scores = sensitivity(setup, &base, (to, by_role), bars);
-        let scores = bars.retain(&format!("one tensor at a time in {to}"), scores);
-        (to.to_string(), scores)
-    });
+    let mixes = models.split_off(stock);
     Ok(Scores {
-        base: base.scores,
+        base,
         models,
         mixes,
         ranking,
     })
 }
 
-/// Chooses types by measurement on another text, for the size of each type, and scores them.
-fn mixes(
+/// Chooses types by measurement on another text, for the size of each type.
+fn mixes<'a>(
     args: &QuantReportArgs,
-    setup: &Setup<'_>,
-    base: &Base,
+    (gguf, setup): (&'a Gguf, &'a Setup<'_>),
     text: &Path,
     bars: &mut Bars,
-) -> Result<Vec<Result<ModelScores, Failed>>, Failure> {
-    let gguf = ModelSource::Path(setup.model.to_owned()).open(true)?;
+) -> Result<Vec<Result<Candidate<'a>, Failed>>, Failure> {
     let folder = Temporary::folder(setup.folder)?;
     let calibration = Setup {
-        tokens: eval::encode(&Tokenizer::from_gguf(&gguf)?, &prompt::read_scored(text)?)?,
+        tokens: eval::encode(&Tokenizer::from_gguf(gguf)?, &prompt::read_scored(text)?)?,
         chunks: Some(CALIBRATION_CHUNKS),
         engine: setup.engine.clone(),
         folder: folder.path(),
         ..*setup
     };
-    let mut allocator = choice::candidates(&gguf, &calibration, &Types::default())?;
-    let calibration_base = octavo_analysis::quant_report::base(&calibration, bars)?;
+    let mut allocator = choice::candidates(gguf, &calibration, &Types::default())?;
+    let calibration_base = base(&calibration, bars)?;
     choice::measure(
         &mut allocator,
         &calibration_base,
@@ -385,8 +394,8 @@ fn mixes(
         None,
     )?;
     let each = args.types.iter().map(|&target| {
-        let scores = best_of_size(&allocator, (setup, base), target, bars);
-        bars.retain(&format!("best in {target}'s size"), scores)
+        let mix = best_of_size(&allocator, (gguf, setup), target);
+        bars.retain(&format!("best in {target}'s size"), mix)
     });
     Ok(each.collect())
 }

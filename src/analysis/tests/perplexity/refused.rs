@@ -112,3 +112,34 @@ fn bases_that_do_not_fit_are_refused() {
         })
     ));
 }
+
+/// A model that cannot be compared does not stop the one after it, whose digits are those of a
+/// comparison with a base.
+#[test]
+fn a_model_beside_that_fails_is_left_out() {
+    let (whole, short) = (
+        engine(&ModelSource::Demo, 16),
+        engine(&ModelSource::Demo, 8),
+    );
+    let (text, options) = (text(&whole, 16, None), Options::default());
+    let models = [short, engine(&ModelSource::Demo, 16)];
+    let (ppl, compared) = rounded_divergence_beside(&whole, &models, &text, &options, &mut ())
+        .expect("the reference is scored");
+    let [failed, sound] = &compared[..] else {
+        panic!("{compared:?}");
+    };
+    assert!(matches!(
+        failed.divergence,
+        Err(Error::Context {
+            n_ctx: 16,
+            limit: 8
+        })
+    ));
+    let alone = perplexity(&whole, &text, &options, &mut ()).expect("scored");
+    assert_eq!(ppl.by_chunk(), alone.by_chunk());
+    let bytes = in_memory(&whole, &text, &options);
+    let mut reader = Reader::new(Cursor::new(bytes), "base").expect("a base");
+    let from_base = divergence(&whole, &mut reader, None, &options, &mut ()).expect("scored");
+    let beside = sound.divergence.as_ref().expect("compared");
+    assert_eq!(beside.by_chunk(), from_base.by_chunk());
+}
