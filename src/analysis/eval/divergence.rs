@@ -15,16 +15,16 @@ use octavo_engine::Engine;
 
 /// Sums over scored tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Sums {
-    nll: Moments,
-    nll_base: Moments,
+pub(super) struct Sums {
+    pub(super) nll: Moments,
+    pub(super) nll_base: Moments,
     /// Sum of the products of both negative log-likelihoods.
-    nll_products: f64,
-    kld: Moments,
+    pub(super) nll_products: f64,
+    pub(super) kld: Moments,
     dp: Moments,
     dp2: Moments,
-    same_top: usize,
-    scored: usize,
+    pub(super) same_top: usize,
+    pub(super) scored: usize,
 }
 
 impl Sums {
@@ -56,6 +56,12 @@ impl ChunkDivergence {
             sums: self.sums,
             ..ChunkDivergence::default()
         }
+    }
+
+    /// Returns the sums over its tokens.
+    #[cfg(test)]
+    pub(super) fn sums(&self) -> &Sums {
+        &self.sums
     }
 
     /// Returns whether a chunk of `n_ctx` tokens can produce this: data from a file is untrusted.

@@ -17,6 +17,8 @@
 mod beside;
 mod blocks;
 mod continuations;
+#[cfg(test)]
+mod coverage;
 mod divergence;
 mod error;
 mod pass;

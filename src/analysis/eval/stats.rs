@@ -15,7 +15,7 @@ pub struct Estimate {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Moments {
     pub(super) sum: f64,
-    sum2: f64,
+    pub(super) sum2: f64,
 }
 
 impl Moments {
