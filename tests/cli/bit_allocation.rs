@@ -120,7 +120,7 @@ fn other_goals_are_met_and_types_can_be_fixed() {
     let said = files.quantize(&[&[by_kl.as_str(), "--target-kl", "0.01"][..], &keep].concat());
     assert!(said.contains("sensitivities are known"), "{said}");
     let kl = files.mean_kl(&by_kl);
-    assert!(kl <= 0.0102 && kl > 0.008, "{kl}: {said}");
+    assert!(kl <= 0.0102 && kl > 0.007, "{kl}: {said}");
     // a tensor whose type is given is left to it
     let fixed = files.path("fixed.gguf");
     let args = ["--target-bpw", "4.25", "--tensor-type", "attn_v=Q8_0"];
@@ -177,7 +177,8 @@ fn what_cannot_be_is_refused() {
     let files = Files::new();
     let out = files.path("out.gguf");
     let refused = |args: &[&str], code: i32| {
-        let all = [&["quantize", &files.f16, &out][..], args].concat();
+        // no line of progress where the machine is slow
+        let all = [&["quantize", "-q", &files.f16, &out][..], args].concat();
         let error = bad(&all, code);
         assert!(!Path::new(&out).exists(), "{args:?}");
         error

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::groups::{By, Unit, probe, units};
 use super::{Candidates, Error};
-use crate::quant_report::{Base, Replaced, Setup, Watch, score};
+use crate::quant_report::{Base, Replaced, Setup, score_some};
 use crate::shards::{Key, ShardIndex};
 
 /// Version of the file's format.
@@ -186,17 +186,6 @@ pub fn read(path: &Path, key: &Key, all: &mut Sensitivities) -> Result<u64, Erro
     Ok(end as u64)
 }
 
-/// Watches nothing: single measurements are short.
-struct Unwatched;
-
-impl Watch for Unwatched {
-    fn begin(&mut self, _: &str) {}
-    fn at(&mut self, _: usize, _: usize) {}
-    fn cancelled(&self) -> bool {
-        false
-    }
-}
-
 /// The measurements to make.
 pub(super) struct Work<'a> {
     pub(super) gguf: &'a Gguf,
@@ -237,9 +226,10 @@ impl Work<'_> {
             return Ok(());
         }
         let mut model = Replaced::new(self.gguf, self.setup)?;
+        let chunks = self.by.chunks(self.setup.units());
         let scored = |path: &Path| {
             let engine = self.setup.load(path)?;
-            score(self.setup, self.base, &engine, &mut Unwatched)
+            score_some(self.setup, self.base, &engine, chunks)
         };
         // a base has 16 bits for each log-probability: what that alone shows
         let zero = model.with(&[], scored)?.kld().value;

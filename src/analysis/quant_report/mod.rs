@@ -334,14 +334,39 @@ pub(crate) fn score(
     engine: &Engine,
     watch: &mut dyn Watch,
 ) -> Result<Divergence, Error> {
-    let file = BufReader::new(File::open(&base.file).map_err(io(&base.file))?);
-    let mut rows =
-        Reader::new(file, &base.file.display().to_string()).map_err(eval::Error::from)?;
+    let mut rows = base.rows()?;
+    let (chunks, options) = (setup.chunks, setup.options());
+    let mut watch = Scoring(watch);
     Ok(eval::divergence(
-        engine,
-        &mut rows,
-        setup.chunks,
-        &setup.options(),
-        &mut Scoring(watch),
+        engine, &mut rows, chunks, &options, &mut watch,
     )?)
+}
+
+/// Scores a model against `n` chunks of the base, evenly spread over it.
+pub(crate) fn score_some(
+    setup: &Setup<'_>,
+    base: &Base,
+    engine: &Engine,
+    n: usize,
+) -> Result<Divergence, Error> {
+    let mut rows = base.rows()?;
+    let all = rows.shape().n_chunks;
+    let mut some = Divergence::default();
+    for chunk in (0..n).map(|i| i * all / n) {
+        let range = chunk..chunk + 1;
+        let one = eval::divergence_of(engine, &mut rows, range, &setup.options(), &mut ())?;
+        one.by_chunk()
+            .iter()
+            .for_each(|chunk| some.push(chunk.clone()));
+    }
+    Ok(some)
+}
+
+impl Base {
+    /// Opens the log-probabilities.
+    fn rows(&self) -> Result<Reader<BufReader<File>>, Error> {
+        let file = BufReader::new(File::open(&self.file).map_err(io(&self.file))?);
+        let name = self.file.display().to_string();
+        Ok(Reader::new(file, &name).map_err(eval::Error::from)?)
+    }
 }

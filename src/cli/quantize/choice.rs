@@ -62,7 +62,8 @@ pub(super) struct ChoiceArgs {
     /// each role, such as ffn_down in all layers, which takes a fraction of the time
     #[arg(long, value_name = "BY", default_value = "tensor", value_parser = by())]
     measure_by: By,
-    /// Number of chunks of 512 tokens to measure on; -1 is all
+    /// Number of chunks of 512 tokens to measure on; -1 is all. Groups are measured on a quarter of
+    /// them, at least two
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = values::chunks)]
     chunks: i64,
     /// Keep the measurements in FILE, and continue from those in it; with several files, all are
@@ -310,7 +311,11 @@ fn known(
         add_model(&mut key, "model", Some(&args.input))?;
         key.bytes("text", text)
             .set("tokens of a chunk", CHUNK)
-            .set("chunks", args.choice.chunks);
+            .set("chunks", args.choice.chunks)
+            .set(
+                "chunks measured",
+                args.choice.measure_by.chunks(setup.units()),
+            );
         if let Some(path) = &args.imatrix {
             key.files("importance matrix", std::slice::from_ref(path))?;
         }
