@@ -217,10 +217,15 @@ fn measure(
     tests: &[Test],
     printer: &mut Printer,
 ) -> Result<(), Failure> {
+    let positions = tests.iter().map(|test| test.positions(setting.batch));
+    let positions = positions.max().unwrap_or(1);
+    let sessions = tests.iter().map(|test| test.sequences);
+    let sessions = sessions.max().unwrap_or(1);
     let options = EngineOptions {
         device: choice(&setting.processor),
         gpu_layers: setting.gpu_layers,
         cpu_experts: args.device.cpu_experts(),
+        fit: args.device.fit.fit(),
         graphs: args.device.graphs(),
         check_pages: args.device.check_pages(),
         threads: Some(setting.threads.count),
@@ -229,10 +234,11 @@ fn measure(
         isa: args.isa,
         kv_type: setting.kv_type,
         prompt_bits: setting.prompt_bits,
-        ctx: tests.iter().map(|test| test.positions(setting.batch)).max(),
-        kv_positions: None,
+        ctx: Some(positions),
+        // each test needs all of its context
+        kv_positions: Some(positions.saturating_mul(sessions)),
         keep_hidden: false,
-        sessions: tests.iter().map(|test| test.sequences).max().unwrap_or(1),
+        sessions,
         batch: Some(setting.batch),
         mmap: !args.no_mmap,
         repack: setting.repack,

@@ -95,10 +95,11 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     // in this order: the line editor installs its own Ctrl-C handler when it is created
     let input = Input::new(args.no_history)?;
     signal::install()?;
-    args.mmproj.fetch(&args.model)?;
-    let speculative = &args.generate.speculative;
+    let tower = args.mmproj.path(&args.model)?;
+    let (speculative, tower) = (&args.generate.speculative, tower.as_deref());
     speculative.check()?;
-    let engine = load::engine_with_draft(&args.model, args.compute.options()?, speculative)?;
+    let options_of_engine = args.compute.options()?;
+    let engine = load::engine_with_draft(&args.model, options_of_engine, speculative, tower)?;
     options.sampler = args.generate.sampler_for(&engine)?;
     let template = template(&engine, &args.template)?;
     let encoder_cache = args.mmproj.load(&args.model, &engine, &args.compute)?;
@@ -121,7 +122,7 @@ pub(super) fn open(
 ) -> Result<Exit, Failure> {
     let input = Input::new(false)?;
     signal::install()?;
-    let engine = load::engine_with_draft(model, compute.options()?, speculative)?;
+    let engine = load::engine_with_draft(model, compute.options()?, speculative, None)?;
     let Some(template) = template.load(&engine)? else {
         return Err(Failure::Usage(format!(
             "{}, and this model has no chat template to talk with it",

@@ -2,7 +2,7 @@
 
 use std::io::{IsTerminal, stderr};
 
-use octavo_engine::Context;
+use octavo_engine::{Context, Engine};
 
 use super::terminal;
 
@@ -17,6 +17,17 @@ pub(super) fn reason(context: &Context) -> String {
         () => format!(
             "context of {positions} of the model's {trained} tokens, for which a quarter of the \
              free memory has room (-c N for another)"
+        ),
+    }
+}
+
+/// Describes the context of an engine: the chosen one, or a smaller one that its GPU has room for.
+pub(super) fn reason_of(engine: &Engine, chosen: &Context) -> String {
+    match engine.n_ctx() {
+        n if n == chosen.positions => reason(chosen),
+        n => format!(
+            "context of {n} of the model's {} tokens, for which the GPU has room",
+            chosen.trained
         ),
     }
 }

@@ -320,6 +320,9 @@ pub(super) fn options(
     let hparams = Hparams::from_gguf(&gguf)?;
     let context = Context::of(&gguf, &options)?.positions;
     options.kv_positions = Some(context.saturating_mul(longest));
+    if let Some(fit) = &mut options.fit {
+        fit.kv_is_default = true;
+    }
     if !hparams.is_causal() && !compute.has_batch() {
         // a model without causal attention reads a text in one step
         options.batch = Some(options.batch().max(context));

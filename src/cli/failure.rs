@@ -175,8 +175,18 @@ fn advise_on_cuda(error: &cuda::Error) -> Option<String> {
     match error {
         cuda::Error::KvType { .. } => Some(KV_TYPE.to_owned()),
         cuda::Error::KvTypes(_) => Some(format!("{KV_TYPE}; --device cpu takes all")),
-        cuda::Error::TooLarge { fitting, .. } => {
-            let less = "smaller -c and -b and --kv-type q8_0 take less";
+        cuda::Error::TooLarge {
+            fitting,
+            needs,
+            free,
+            ..
+        } => {
+            let less = match needs.weights > *free {
+                true => {
+                    "its weights alone are larger than that: a file of fewer bits, or --device cpu"
+                }
+                false => "smaller -c and -b and --kv-type q8_0 take less",
+            };
             let experts = fitting.experts.map(|n| format!("--n-cpu-moe {n}"));
             let layers = fitting.layers.map(|n| format!("--gpu-layers {n}"));
             let options: Vec<String> = experts.into_iter().chain(layers).collect();

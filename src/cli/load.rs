@@ -66,24 +66,30 @@ pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine,
     engine_with(model, compute.options()?)
 }
 
-/// Does the same as [`engine_with`], and loads the draft model, if one is given.
+/// Does the same as [`engine_with`], and loads the draft model, if one is given. Leaves room for an
+/// image encoder that is loaded later.
 pub(super) fn engine_with_draft(
     model: &ModelArgs,
     options: EngineOptions,
     speculative: &SpeculativeArgs,
+    tower: Option<&Path>,
 ) -> Result<Engine, Failure> {
-    let engine = any_engine_with_draft(model, options, speculative)?;
+    let engine = any_engine_with_draft(model, options, speculative, tower)?;
     engine.check_logits()?;
     Ok(engine)
 }
 
-/// Does the same as [`any_engine`], and loads the draft model, if one is given.
+/// Does the same as [`any_engine`], and loads the draft model, if one is given. Leaves room for an
+/// image encoder that is loaded later.
 pub(super) fn any_engine_with_draft(
     model: &ModelArgs,
-    options: EngineOptions,
+    mut options: EngineOptions,
     speculative: &SpeculativeArgs,
+    tower: Option<&Path>,
 ) -> Result<Engine, Failure> {
-    let Some(draft) = speculative.draft_source(model)? else {
+    let draft = speculative.draft_source(model)?;
+    leave_room(&mut options, draft.as_ref(), tower);
+    let Some(draft) = draft else {
         return any_engine(model, options);
     };
     let is_layer = matches!(draft, ModelSource::MtpLayer(_));
@@ -144,6 +150,19 @@ pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Resul
         engine.n_ctx()
     ));
     Ok(engine)
+}
+
+/// Leaves room on a GPU for the draft model and the image encoder that are loaded later. An MTP
+/// layer is a small part of its file.
+fn leave_room(options: &mut EngineOptions, draft: Option<&ModelSource>, tower: Option<&Path>) {
+    let draft = draft.and_then(|draft| match draft {
+        ModelSource::Path(path) => Some(path.as_path()),
+        _ => None,
+    });
+    if let Some(fit) = &mut options.fit {
+        let beside = draft.into_iter().chain(tower);
+        beside.for_each(|path| fit.leave_room_for(path));
+    }
 }
 
 /// Returns the trained context of a model.

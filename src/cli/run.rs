@@ -156,7 +156,8 @@ fn one(
     signal::install()?;
     let encoded = args.images.encode(&args.model, &args.compute)?;
     let speculative = &args.generate.speculative;
-    let engine = load::engine_with_draft(&args.model, args.compute.options()?, speculative)?;
+    let engine_options = args.compute.options()?;
+    let engine = load::engine_with_draft(&args.model, engine_options, speculative, None)?;
     let images = encoded.register(&engine)?;
     let prompts = Prompts::new(args, &engine, &images, rule)?;
     options.show_special |= prompts.shows_special();
@@ -226,7 +227,7 @@ fn several(
     engine_options.sessions = args.several.sequences();
     let encoded = args.images.encode(&args.model, &args.compute)?;
     let speculative = &args.generate.speculative;
-    let engine = load::engine_with_draft(&args.model, engine_options, speculative)?;
+    let engine = load::engine_with_draft(&args.model, engine_options, speculative, None)?;
     let images = encoded.register(&engine)?;
     let prompts = Prompts::new(args, &engine, &images, rule)?;
     options.show_special |= prompts.shows_special();

@@ -222,9 +222,10 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
     args.fetch.check()?;
     args.mmproj.check()?;
     check_address(&args.listen)?;
-    args.mmproj.fetch(&args.model)?;
+    let tower = args.mmproj.path(&args.model)?;
     let (engine_options, context) = engine_options(args)?;
-    let engine = load::any_engine_with_draft(&args.model, engine_options, &args.speculative)?;
+    let (speculative, tower) = (&args.speculative, tower.as_deref());
+    let engine = load::any_engine_with_draft(&args.model, engine_options, speculative, tower)?;
     let encoder_cache = args.mmproj.load(&args.model, &engine, &args.compute)?;
     let options = with_encoder_cache(options, encoder_cache);
     let log = args.log.start()?;
@@ -242,7 +243,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
             "octavo: serving {name} on http://{address}{} ({}; {})",
             options.prefix,
             engine.describe(),
-            context::reason(&context)
+            context::reason_of(&engine, &context)
         ));
     };
     let mut warn = |line: &str| terminal::warn([line.to_owned()]);
@@ -393,11 +394,13 @@ fn engine_options(args: &ServeArgs) -> Result<(EngineOptions, Context), Failure>
     }
     let position = kv_bytes(&hparams, options.kv_type, 1).max(1);
     let fitting = |bytes: u64| usize::try_from(bytes / position).unwrap_or(usize::MAX);
-    options.ctx = Some(context.positions);
-    options.kv_positions = Some(match (scheduling.kv_pages, scheduling.kv_memory) {
-        (Some(pages), _) => pages as usize * PAGE_POSITIONS,
-        (None, Some(bytes)) => fitting(bytes).max(PAGE_POSITIONS),
-        (None, None) => context.of_all(scheduling.parallel.into()),
-    });
+    options.kv_positions = match (scheduling.kv_pages, scheduling.kv_memory) {
+        (Some(pages), _) => Some(pages as usize * PAGE_POSITIONS),
+        (None, Some(bytes)) => Some(fitting(bytes).max(PAGE_POSITIONS)),
+        (None, None) => None,
+    };
+    context.apply(&mut options);
+    let all = || context.of_all(scheduling.parallel.into());
+    options.kv_positions = options.kv_positions.or_else(|| Some(all()));
     Ok((options, context))
 }

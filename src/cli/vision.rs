@@ -89,18 +89,13 @@ impl MmprojArgs {
     }
 
     /// Returns the path of the image encoder: the given one, or of a model of the hub the one
-    /// beside it. It is downloaded unless it is cached.
-    fn path(&self, model: &ModelArgs) -> Result<Option<PathBuf>, Failure> {
+    /// beside it. It is downloaded unless it is cached, and so is the model: both from one listing.
+    pub(super) fn path(&self, model: &ModelArgs) -> Result<Option<PathBuf>, Failure> {
         match (&self.mmproj, model.name()) {
             (Some(path), _) => Ok(Some(hub::mmproj(path)?)),
             (None, Some(name)) if !self.no_mmproj => hub::mmproj_beside(&name),
             _ => Ok(None),
         }
-    }
-
-    /// Downloads the image encoder beside a model of the hub, and the model: both from one listing.
-    pub(super) fn fetch(&self, model: &ModelArgs) -> Result<(), Failure> {
-        self.path(model).map(drop)
     }
 
     /// Loads the image encoder of a model, if there is one. One that was not asked for and cannot

@@ -38,7 +38,7 @@ impl Context {
     pub fn of(gguf: &Gguf, options: &EngineOptions) -> Result<Context, Error> {
         let hparams = Hparams::from_gguf(gguf)?;
         let weights: u64 = gguf.tensors().iter().map(|tensor| tensor.bytes).sum();
-        let bytes = budget(options.device, weights);
+        let bytes = budget(options, weights);
         Ok(Context::within(bytes, &hparams, options))
     }
 
@@ -69,16 +69,22 @@ impl Context {
     /// Sets it in the options, and the number of cache positions if that is not set.
     pub fn apply(&self, options: &mut EngineOptions) {
         options.ctx = Some(self.positions);
+        if let Some(fit) = &mut options.fit {
+            fit.ctx_is_default |= !self.is_set;
+            fit.kv_is_default |= options.kv_positions.is_none();
+        }
         if !self.is_set && options.kv_positions.is_none() {
             options.kv_positions = Some(self.of_all(options.sessions));
         }
     }
 }
 
-/// Returns the number of bytes for keys and values beside the weights of a model.
-fn budget(device: DeviceChoice, weights: u64) -> u64 {
+/// Returns the number of bytes for keys and values beside the weights of a model. What is fitted to
+/// a GPU's memory has that as its limit, once that is known.
+fn budget(options: &EngineOptions, weights: u64) -> u64 {
     let host = free_memory().unwrap_or(MEMORY_UNKNOWN) / MEMORY_PART;
-    let ordinal = match device {
+    let ordinal = match options.device {
+        _ if options.fit.is_some() => return host,
         DeviceChoice::Cpu => return host,
         DeviceChoice::Auto { gpu, .. } | DeviceChoice::Cuda(gpu) => gpu,
     };

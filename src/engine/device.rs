@@ -9,11 +9,13 @@ use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda, Limits};
 use crate::backend::ranks::{self, TensorParallelGroup};
 use crate::backend::{Backend, Loading, LoadingSink, split};
+use crate::engine::Sizes;
 use crate::error::Error;
+use crate::fit::fitted;
 use crate::options::{DeviceChoice, EngineOptions};
 use crate::source::ModelSource;
 use crate::threads::default_threads;
-use octavo_kernels::cuda::Gpu;
+use octavo_kernels::cuda::{Fitting, Gpu, Needs};
 use octavo_model::{Model, Network};
 
 /// The device that a network runs on, with its options.
@@ -39,10 +41,7 @@ impl Placement {
         } = *options;
         let threads = threads(options).get();
         let gpu_layers = options.gpu_layers.unwrap_or(usize::MAX);
-        let choice = match gpu_layers {
-            0 => DeviceChoice::Cpu,
-            _ => options.device,
-        };
+        let choice = choice(options);
         let cpu = cpu::Options {
             isa: options.isa.resolve()?,
             threads,
@@ -81,22 +80,39 @@ impl Placement {
         network: &dyn Network,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Box<dyn Backend>, Error> {
-        self.place(gguf, network, sink, |gpu, sink| {
-            let cuda = Cuda::prepare(gpu, gguf, network, &self.how.cuda, sink)?;
-            Ok(Box::new(cuda))
-        })
+        if let Some(ordinal) = ordinal(self.choice) {
+            let prepared = open(ordinal)
+                .and_then(|gpu| Ok(Cuda::prepare(gpu, gguf, network, &self.how.cuda, sink)?));
+            match prepared {
+                Ok(cuda) => return Ok(Box::new(cuda)),
+                Err(error) => fall_back(self.choice, error, sink)?,
+            }
+        }
+        self.on_cpu(gguf, network, sink)
     }
 
-    /// Prepares a model, of which the GPU may take only the last layers, or layers without experts.
-    pub(crate) fn prepare_model(
+    fn on_cpu(
         &self,
         gguf: &Arc<Gguf>,
-        model: &Model,
+        network: &dyn Network,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Box<dyn Backend>, Error> {
-        self.place(gguf, model, sink, |gpu, sink| {
-            split::prepare(gpu, gguf, model, &self.how, sink)
-        })
+        let mut progress = |done: u64, total: u64| sink(Loading::Weights { done, total });
+        let cpu = Cpu::prepare(gguf, network, &self.how.cpu, &mut progress)?;
+        Ok(Box::new(cpu))
+    }
+
+    /// Returns the memory that a model takes on a GPU.
+    ///
+    /// # Errors
+    /// For what its kernels do not support, and layers that cannot be split.
+    pub(crate) fn needs(&self, gguf: &Arc<Gguf>, model: &Model) -> Result<Needs, Error> {
+        split::needs(gguf, model, &self.how)
+    }
+
+    /// Returns which parts of a model that does not fit into `free` bytes of a GPU would.
+    pub(crate) fn fitting(&self, gguf: &Arc<Gguf>, model: &Model, free: u64) -> Fitting {
+        split::fitting(gguf, model, &self.how, free)
     }
 
     /// Prepares the shards of a model on all ranks of a tensor parallel group.
@@ -134,31 +150,97 @@ impl Placement {
         };
         ranks::prepare(tp_group, gguf, model, &rank_options, sink)
     }
+}
 
-    /// Prepares with `on_gpu` on the chosen GPU, or else on the CPU.
-    fn place(
-        &self,
-        gguf: &Arc<Gguf>,
-        network: &dyn Network,
-        sink: &mut LoadingSink<'_>,
-        on_gpu: impl FnOnce(Gpu, &mut LoadingSink<'_>) -> Result<Box<dyn Backend>, Error>,
-    ) -> Result<Box<dyn Backend>, Error> {
-        let open = |ordinal| cuda::open(ordinal).map_err(Error::from);
-        match self.choice {
-            DeviceChoice::Cpu => {}
-            DeviceChoice::Cuda(gpu) => return on_gpu(open(gpu)?, sink),
-            DeviceChoice::Auto { gpu, asked } => {
-                match open(gpu).and_then(|gpu| on_gpu(gpu, sink)) {
-                    Err(Error::Cuda(cuda::Error::NoDriver)) if !asked => {}
-                    Err(Error::Cuda(error)) => sink(Loading::Note(&format!("on the CPU: {error}"))),
-                    prepared => return prepared,
-                }
-            }
+/// How often a model is fitted anew to memory that other programs take meanwhile.
+const FITTINGS: usize = 3;
+
+/// Prepares a model on the device of the options, or on the CPU if it may take over, and returns
+/// the sizes of its steps and KV cache, which are fitted to a GPU's memory.
+///
+/// # Errors
+/// As [`Placement::prepare`], and if layers or experts cannot be where they are wanted.
+pub(crate) fn place(
+    gguf: &Arc<Gguf>,
+    model: &mut Model,
+    options: &EngineOptions,
+    sink: &mut LoadingSink<'_>,
+) -> Result<(Sizes, Box<dyn Backend>), Error> {
+    let choice = choice(options);
+    if let Some(ordinal) = ordinal(choice) {
+        match place_on_gpu(ordinal, (gguf, model), options, sink) {
+            Ok(placed) => return Ok(placed),
+            Err(error) => fall_back(choice, error, sink)?,
         }
-        let mut progress = |done: u64, total: u64| sink(Loading::Weights { done, total });
-        let cpu = Cpu::prepare(gguf, network, &self.how.cpu, &mut progress)?;
-        Ok(Box::new(cpu))
     }
+    let sizes = Sizes::of(model, options)?;
+    model.fit_to_context(sizes.n_ctx);
+    let backend = Placement::new(options, &sizes.limits)?.on_cpu(gguf, model, sink)?;
+    Ok((sizes, backend))
+}
+
+fn place_on_gpu(
+    ordinal: usize,
+    (gguf, model): (&Arc<Gguf>, &mut Model),
+    asked: &EngineOptions,
+    sink: &mut LoadingSink<'_>,
+) -> Result<(Sizes, Box<dyn Backend>), Error> {
+    let mut left = FITTINGS;
+    loop {
+        let gpu = open(ordinal)?;
+        let options = fitted(&gpu, (gguf, model), asked, sink)?;
+        let sizes = Sizes::of(model, &options)?;
+        model.fit_to_context(sizes.n_ctx);
+        let placement = Placement::new(&options, &sizes.limits)?;
+        left -= 1;
+        match split::prepare(gpu, gguf, model, &placement.how, sink) {
+            // it fitted a moment ago
+            Err(Error::Cuda(cuda::Error::TooLarge { device, free, .. }))
+                if asked.fit.is_some() && left > 0 =>
+            {
+                sink(Loading::Note(&format!(
+                    "{device}: another program has taken memory: {} MiB are left",
+                    free >> 20
+                )));
+            }
+            prepared => return Ok((sizes, prepared?)),
+        }
+    }
+}
+
+fn open(ordinal: usize) -> Result<Gpu, Error> {
+    Ok(cuda::open(ordinal)?)
+}
+
+/// Returns the device of the options.
+fn choice(options: &EngineOptions) -> DeviceChoice {
+    match options.gpu_layers {
+        Some(0) => DeviceChoice::Cpu,
+        _ => options.device,
+    }
+}
+
+/// Returns the number of the GPU to try.
+fn ordinal(choice: DeviceChoice) -> Option<usize> {
+    match choice {
+        DeviceChoice::Cpu => None,
+        DeviceChoice::Auto { gpu, .. } | DeviceChoice::Cuda(gpu) => Some(gpu),
+    }
+}
+
+/// Goes on with the CPU after a GPU's error, if that is allowed, and says why.
+///
+/// # Errors
+/// The error itself, if it is not.
+fn fall_back(choice: DeviceChoice, error: Error, sink: &mut LoadingSink<'_>) -> Result<(), Error> {
+    match (choice, error) {
+        (DeviceChoice::Auto { asked: false, .. }, Error::Cuda(cuda::Error::NoDriver)) => {}
+        (DeviceChoice::Auto { .. }, Error::Cuda(error)) => {
+            sink(Loading::Note(&format!("on the CPU: {error}")));
+        }
+        (_, error) => return Err(error),
+    }
+    Ok(())
 }
 
 /// Returns the number of threads of the options, at least one.

@@ -1,8 +1,10 @@
 //! A loaded model: the boundary the command line sees. No tensor is visible outside it.
 
 mod builder;
+mod opened;
 
 pub use builder::EngineBuilder;
+pub(crate) use opened::Sizes;
 
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -12,27 +14,20 @@ use octavo_kernels::{KvTypes, PAGE_POSITIONS, SharedPool};
 
 use crate::backend::cuda::Limits;
 use crate::backend::{Backend, LoadingSink};
-use crate::device::{Placement, threads};
+use crate::device::{Placement, place};
 use crate::error::Error;
 use crate::image_registry::{EncodedImage, ImageHandle, ImageRegistry};
-use crate::kv::{CHECKPOINTS, DRAFT_WRITES, WRITES};
 use crate::model_runner::ModelRunner;
 use crate::options::EngineOptions;
 use crate::sample::SamplerDefaults;
 use crate::source::ModelSource;
-use octavo_model::{Classifier, HiddenRows, Hparams, Model, Pooling};
+use octavo_model::{Classifier, Hparams, Model, Pooling};
 use octavo_text::chat::ChatTemplate;
 use octavo_text::tokenizer::Tokenizer;
+use opened::Opened;
 
 /// Default context length in tokens; a model trained with a shorter context uses its own.
 pub const DEFAULT_CONTEXT: usize = 4096;
-
-/// Maximum number of tokens of an image whose tokens attend to each other: it is computed in one
-/// step. Gemma 4's images have at most 1120 of them, and long and narrow ones a quarter more.
-const MAX_WHOLE_IMAGE: usize = 2048;
-
-/// Upper bound on the bytes of logits that one step holds at once.
-const MAX_LOGIT_BYTES: usize = 64 << 20;
 
 /// Memory that a model takes, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,15 +75,20 @@ impl Engine {
     ) -> Result<Engine, Error> {
         // refuse this before anything that takes time
         options.isa.resolve()?;
-        Engine::load_on(source, options, |gguf, model, limits| {
-            let placement = Placement::new(options, limits)?;
-            match &options.tp_group {
-                None => placement.prepare_model(gguf, model, sink),
-                Some(tp_group) => {
-                    placement.prepare_shares(tp_group, (source, options), (gguf, model), sink)
-                }
+        let mut opened = Opened::new(source, options)?;
+        let (sizes, backend) = match &options.tp_group {
+            None => place(&opened.gguf, &mut opened.model, options, sink)?,
+            Some(tp_group) => {
+                let sizes = Sizes::of(&opened.model, options)?;
+                opened.model.fit_to_context(sizes.n_ctx);
+                let placement = Placement::new(options, &sizes.limits)?;
+                let (gguf, model) = (&opened.gguf, &opened.model);
+                let of = (source, options);
+                let backend = placement.prepare_shares(tp_group, of, (gguf, model), sink)?;
+                (sizes, backend)
             }
-        })
+        };
+        Ok(opened.on(options, sizes, backend))
     }
 
     /// As [`Engine::load`], but `prepare` builds the backend from the model and the limits of its
@@ -101,74 +101,11 @@ impl Engine {
         options: &EngineOptions,
         prepare: impl FnOnce(&Arc<Gguf>, &Model, &Limits) -> Result<Box<dyn Backend>, Error>,
     ) -> Result<Engine, Error> {
-        let gguf = Arc::new(source.open(options.mmap)?);
-        let rows = match options.keep_hidden {
-            true => HiddenRows::All,
-            false => HiddenRows::Outputs,
-        };
-        let mut model = Model::load_with(&gguf, rows)?;
-        let tokenizer = Tokenizer::from_gguf(&gguf)?;
-        let mut warnings = model.warnings().to_vec();
-        warnings.extend(tokenizer.warnings().iter().cloned());
-        let (sampling, passed_over) = SamplerDefaults::from_gguf(&gguf);
-        warnings.extend(passed_over);
-        let n_ctx = context(&model, options.ctx, &mut warnings)?;
-        model.fit_to_context(n_ctx);
-        let sessions = options.sessions.max(1);
-        let n_pages = match options.kv_positions {
-            Some(positions) => positions.div_ceil(PAGE_POSITIONS).max(1),
-            None => n_ctx.div_ceil(PAGE_POSITIONS).saturating_mul(sessions),
-        };
-        let capacity = u32::try_from(n_pages).map_err(|_| Error::TooLong(n_ctx))?;
-        // no step is longer than the context
-        let longest = n_ctx.max(sessions);
-        let mut chunk = options.batch().clamp(1, longest);
-        let rows = match model.hparams.sees_whole_images() {
-            true => chunk.max(MAX_WHOLE_IMAGE.min(longest)),
-            false => chunk,
-        };
-        let outputs = rows.min((MAX_LOGIT_BYTES / 4 / model.graph.output_width()).max(1));
-        let mut limits = Limits {
-            rows,
-            outputs,
-            sequences: sessions,
-            positions: n_ctx,
-            n_pages,
-            states: states(&model, sessions, options.keep_hidden),
-        };
-        let executable = prepare(&gguf, &model, &limits)?;
-        if options.batch.is_none() {
-            // the CPU may have taken over from the GPU that this batch size was for
-            chunk = chunk.min(executable.batch());
-            if !model.hparams.sees_whole_images() {
-                limits.rows = chunk;
-            }
-            limits.outputs = limits.outputs.min(limits.rows);
-        }
-        let memory = memory(&gguf, &model, options, (&*executable, n_pages));
-        let description = executable.describe();
-        let pool = executable.pool();
-        let groups = model.hparams.caches.iter();
-        let windows: Vec<Option<usize>> = groups.map(|group| group.window).collect();
-        let images = Arc::new(ImageRegistry::new(&model.hparams));
-        let runner = ModelRunner::new(executable, capacity, &windows, &model.graph, images.clone());
-        Ok(Engine(Arc::new(Loaded {
-            gguf,
-            model,
-            tokenizer,
-            runner: Mutex::new(runner),
-            images,
-            n_ctx,
-            chunk,
-            limits,
-            memory,
-            description,
-            threads: threads(options),
-            pool,
-            warnings,
-            draft: OnceLock::new(),
-            sampling,
-        })))
+        let mut opened = Opened::new(source, options)?;
+        let sizes = Sizes::of(&opened.model, options)?;
+        opened.model.fit_to_context(sizes.n_ctx);
+        let backend = prepare(&opened.gguf, &opened.model, &sizes.limits)?;
+        Ok(opened.on(options, sizes, backend))
     }
 
     /// Returns the maximum number of sequences running at once.
@@ -363,62 +300,6 @@ impl Engine {
         // a panic inside a step leaves pages and pool consistent: they change only between steps
         self.0.runner.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Returns the memory that a model takes on a device with `n_pages` KV cache pages.
-fn memory(
-    gguf: &Gguf,
-    model: &Model,
-    options: &EngineOptions,
-    (executable, n_pages): (&dyn Backend, usize),
-) -> MemoryReport {
-    let tp_group = options.tp_group.as_ref();
-    let ranks = tp_group.map_or(1, |tp_group| tp_group.ranks() as u64);
-    let positions = n_pages * PAGE_POSITIONS;
-    MemoryReport {
-        file: gguf.file_bytes(),
-        packed: executable.weight_bytes(),
-        kv: kv_bytes(&model.hparams, options.kv_type, positions) / ranks,
-    }
-}
-
-/// Returns the length of contexts: the one asked for, or what the model was trained with within a
-/// limit.
-///
-/// # Errors
-/// If a table of positions is shorter.
-fn context(
-    model: &Model,
-    asked: Option<usize>,
-    warnings: &mut Vec<String>,
-) -> Result<usize, Error> {
-    let trained = model.hparams.n_ctx_train();
-    let n_ctx = asked.unwrap_or_else(|| trained.min(DEFAULT_CONTEXT)).max(1);
-    if n_ctx > trained {
-        warnings.push(format!(
-            "context {n_ctx} is longer than the {trained} that the model was trained with"
-        ));
-    }
-    if let Some(table) = model.weights.positions {
-        let rows = model.weights.matrix(table).rows as usize;
-        if n_ctx > rows {
-            return Err(Error::Positions { n_ctx, rows });
-        }
-    }
-    Ok(n_ctx)
-}
-
-/// Returns how many recurrent states this many sequences need, 0 for models without recurrent
-/// layers: each sequence reads one while it writes others, and keeps checkpoints to go back to.
-/// With several sequences, as many again serve prompts with a common prefix. Where an MTP
-/// layer drafts tokens, there are some for the states between them.
-fn states(model: &Model, sequences: usize, has_drafts: bool) -> usize {
-    if model.graph.states.is_empty() {
-        return 0;
-    }
-    let own = sequences.saturating_mul(1 + WRITES + CHECKPOINTS);
-    let between = if has_drafts { DRAFT_WRITES } else { 0 };
-    own + sequences.saturating_mul(between) + if sequences > 1 { own } else { 1 }
 }
 
 /// Returns the bytes of a KV cache of this many positions: half of its values are keys.

@@ -15,6 +15,7 @@ mod device;
 mod engine;
 mod engine_handle;
 mod error;
+pub mod fit;
 mod generate;
 mod image_registry;
 mod kv;
@@ -42,6 +43,7 @@ pub use device::Placement;
 pub use engine::{DEFAULT_CONTEXT, Engine, EngineBuilder, MemoryReport, kv_bytes};
 pub use engine_handle::{EngineHandle, EventStream, Health, Unavailable};
 pub use error::Error;
+pub use fit::Fit;
 pub use generate::{GenerateError, Generation, Observer};
 pub use image_registry::{
     EncodedImage, ImageHandle, ImagePart, ImageRegistry, MultimodalInput, is_image_token,

@@ -5,6 +5,7 @@ use octavo_kernels::{IsaChoice, KvTypes, PromptBits, SharedPool};
 use crate::backend::cpu::SharedWeights;
 use crate::backend::ranks::TensorParallelGroup;
 use crate::backend::{BATCH_OF_CPUS, BATCH_OF_GPUS, CpuExperts};
+use crate::fit::Fit;
 
 /// Device to run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +35,9 @@ pub struct EngineOptions {
     pub gpu_layers: Option<usize>,
     /// Layers on a GPU whose experts stay in the CPU's memory and are computed there.
     pub cpu_experts: CpuExperts,
+    /// How to fit a model into a GPU's memory that it does not fit into as these options say;
+    /// `None` means to refuse it.
+    pub fit: Option<Fit>,
     /// Number of threads; `None` means [`crate::default_threads`]. More threads than CPUs work, but
     /// are slower.
     pub threads: Option<usize>,
@@ -81,6 +85,7 @@ impl Default for EngineOptions {
             device: DeviceChoice::default(),
             gpu_layers: None,
             cpu_experts: CpuExperts::default(),
+            fit: Some(Fit::default()),
             threads: None,
             pool: None,
             tp_group: None,

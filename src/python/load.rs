@@ -137,6 +137,9 @@ impl Arguments {
         let mut options = self.options()?;
         let source = source(self.source.as_deref(), self.offline)?;
         choose_sizes(&source, &mut options)?;
+        if let (Some(fit), Some(path)) = (&mut options.fit, &self.mmproj) {
+            fit.leave_room_for(path);
+        }
         let engine = Engine::load(&source, &options, &mut |_| {})?;
         let encoder_cache = self.mmproj.as_deref();
         let encoder_cache = encoder_cache.map(|path| self.encoder_cache(path, &engine, &options));

@@ -211,12 +211,21 @@ EXPORTED Code cuModuleUnload(Handle module) {
     });
 }
 
+// What other programs have left of a device's memory by now.
+static size_t left_of(const DeviceSettings& device) {
+    const Settings& s = state().settings;
+    const bool is_taken = s.taken != 0 && state().free_asked >= s.taken_after;
+    const size_t taken = is_taken ? s.taken : 0;
+    return device.free > taken ? device.free - taken : 0;
+}
+
 EXPORTED Code cuMemGetInfo_v2(size_t* free, size_t* total) {
     return call("cuMemGetInfo", CONTEXT, [&](Context* context, bool) {
         const DeviceSettings& device = *device_of(context->device);
-        const size_t all = used(*context);
-        *free = device.free > all ? device.free - all : 0;
+        const size_t all = used(*context), most = left_of(device);
+        *free = most > all ? most - all : 0;
         *total = device.memory;
+        ++state().free_asked;
         return SUCCESS;
     });
 }
@@ -225,7 +234,7 @@ EXPORTED Code cuMemAlloc_v2(Address* at, size_t bytes) {
     return call("cuMemAlloc", CONTEXT | NOT_IN_CAPTURE, [&](Context* context, bool) {
         if (bytes == 0) return INVALID_VALUE;
         const DeviceSettings& device = *device_of(context->device);
-        const size_t most = device.integrated ? device.memory : device.free;
+        const size_t most = device.integrated ? device.memory : left_of(device);
         if (used(*context) + bytes > most) return OUT_OF_MEMORY;
         return allocate(*context, state().memory, bytes, true, *at);
     });

@@ -114,6 +114,12 @@ static void set(Settings& s, const std::string& key, const std::string& value) {
             s.fail_name = parts[0];
         }
         s.fail_code = static_cast<int>(number(key, parts[1]));
+    } else if (key == "taken") {
+        const std::vector<std::string> parts = split(value, ':');
+        if (parts.size() != 2)
+            fault("setting taken: expected CALLS:BYTES, got '%s'", value.c_str());
+        s.taken_after = number(key, parts[0]);
+        s.taken = number(key, parts[1]);
     } else if (key == "trace") {
         s.trace = number(key, value) != 0;
     } else if (key == "kernel_fails") {
@@ -137,6 +143,7 @@ void configure(const char* text) {
     st.random.seed(st.settings.seed);
     st.calls = 0;
     st.launches_run = 0;
+    st.free_asked = 0;
     st.names.clear();
 }
 

@@ -69,6 +69,9 @@ struct Settings {
     std::vector<DeviceSettings> devices{DeviceSettings{}};
     Execute execute = Execute::late;
     uint64_t seed = 1;
+    // After so many calls to cuMemGetInfo, another program takes memory of every device.
+    uint64_t taken_after = 0;
+    size_t taken = 0;
     // Page-locked memory that there is.
     size_t pinned = size_t{1} << 30;
     // Which call from now on fails, counted from 1, and with what.
@@ -206,7 +209,7 @@ struct State {
     Settings settings;
     bool initialized = false;
     std::mt19937_64 random{1};
-    uint64_t calls = 0, launches_run = 0, tickets = 0, leaks = 0;
+    uint64_t calls = 0, launches_run = 0, tickets = 0, leaks = 0, free_asked = 0;
     // The last stream created; small numbers are streams that always exist.
     Handle handles = 0x1000;
     std::vector<const char*> names;

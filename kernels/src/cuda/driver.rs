@@ -14,7 +14,7 @@ use super::pinned::{Ring, Staged, bind_in_the_end};
 use super::{Cache, Device, Error, HostBuffer, Launch, Module, Ptr, Recording, Task, launch};
 
 /// Bytes of device memory kept back for code, CUDA graphs and later allocations of the driver.
-const RESERVED: u64 = 256 << 20;
+pub const RESERVED: u64 = 256 << 20;
 /// Fraction (1/16) of memory kept back on an integrated GPU, which shares the machine's memory with
 /// everything else that runs.
 const RESERVED_SHARE: u64 = 16;

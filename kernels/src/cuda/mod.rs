@@ -28,7 +28,7 @@ pub mod standin;
 mod toolkits;
 
 pub use cache::{Cache, Delivered};
-pub use driver::Gpu;
+pub use driver::{Gpu, RESERVED};
 pub use exec::{Executor, HostExecutor, Limits, MAX_RETAINED, Needs, Setup, Source};
 pub use gpus::{GpuInfo, gpus};
 pub use launch::Launch;
@@ -198,6 +198,17 @@ pub enum Error {
         /// Error message.
         message: String,
     },
+}
+
+impl Error {
+    /// Says which part of a model does not fit: its last `layers` layers.
+    #[must_use]
+    pub fn of_part(mut self, layers: Option<usize>) -> Error {
+        if let Error::TooLarge { part, .. } = &mut self {
+            *part = layers;
+        }
+        self
+    }
 }
 
 /// Parts that would fit of a model that does not; `None` where unknown.

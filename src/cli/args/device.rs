@@ -5,6 +5,7 @@ use octavo_engine::{CpuExperts, DeviceChoice, TensorPattern};
 use octavo_kernels::IsaChoice;
 use regex::Regex;
 
+use super::FitArgs;
 use crate::failure::Failure;
 
 /// Device options.
@@ -44,6 +45,8 @@ pub(crate) struct DeviceArgs {
     /// 'blk\.[0-9]\.ffn_.*_exps=CPU'; may be given several times (also: -ot)
     #[arg(long, value_name = "REGEX=CPU", value_parser = overrides)]
     override_tensor: Vec<Overrides>,
+    #[command(flatten)]
+    pub(crate) fit: FitArgs,
     /// On a GPU, launch every kernel separately instead of replaying CUDA graphs
     #[arg(long)]
     no_cuda_graph: bool,
@@ -131,6 +134,13 @@ impl DeviceArgs {
             }
             (Device::Cpu, _, Some(n @ 1..)) => {
                 useless(format!("--gpu-layers {n}"), "--device auto or cuda")
+            }
+            (Device::Cpu, ..) if self.fit.option().is_some() => {
+                let option = self.fit.option().unwrap_or_default();
+                useless(option, "--device auto or cuda")
+            }
+            _ if self.fit.useless().is_some() => {
+                useless(self.fit.useless().unwrap_or_default(), "--fit on")
             }
             (Device::Cpu, ..) if self.no_cuda_graph || self.no_paged_check => {
                 let option = match self.no_cuda_graph {

@@ -3,6 +3,7 @@
 mod cache;
 mod constraint;
 mod device;
+mod fit;
 mod keys;
 mod sample;
 mod speculative;
@@ -16,6 +17,7 @@ pub(super) use cache::CacheArgs;
 use clap::Args;
 pub(super) use constraint::{ConstraintArgs, Constraints, RuleArg};
 pub(super) use device::{Device, DeviceArgs};
+pub(super) use fit::FitArgs;
 pub(super) use keys::{KeyArgs, KeyValue, key_value};
 use octavo_engine::GenerationParams;
 use octavo_engine::sample::SamplerConfig;
@@ -163,6 +165,7 @@ impl ComputeArgs {
             device,
             gpu_layers: self.device.gpu_layers(),
             cpu_experts: self.device.cpu_experts(),
+            fit: self.device.fit.fit(),
             threads: Some(self.threads.count()),
             isa: self.isa,
             kv_type: self.cache.types(),

@@ -329,6 +329,10 @@ pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
         let what = "--keep has no effect: expected --llama-cpp with it";
         return Err(Failure::Usage(what.to_owned()));
     }
+    if let Some(option) = args.compute.device.fit.option() {
+        let what = format!("{option} has no effect: a comparison runs as its options say");
+        return Err(Failure::Usage(what));
+    }
     if !args.keys.changes().is_empty() && (args.suite.is_some() || args.llama_cpp.is_some()) {
         let what = "--override-kv, --rope-* and --yarn-*: not with --suite or --llama-cpp, whose \
                     models are read as they are";

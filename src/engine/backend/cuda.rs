@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::cuda::{
-    Cache, Device, DeviceCollective, Executor, Fitting, Gpu, GpuInfo, HostExecutor, Needs, Setup,
-    Source, gpus, takes,
+    Cache, Device, DeviceCollective, Executor, Gpu, GpuInfo, HostExecutor, Needs, Setup, Source,
+    gpus, takes,
 };
 use octavo_kernels::{Collective, KvTypes, SharedPool, Step, with_memory};
 
@@ -136,49 +136,17 @@ impl LoweredLayers {
 }
 
 /// Returns the memory that some layers of a model need.
-fn needs(
+pub(super) fn needs(
     gguf: &Arc<Gguf>,
     model: &dyn Network,
     on: &GpuLayers,
     options: &Options,
 ) -> Result<Needs, Error> {
+    let model = Stored::of(model, options.kv_type);
     let LoweredLayers {
         lowered, sources, ..
-    } = LoweredLayers::new(gguf, model, on, options);
+    } = LoweredLayers::new(gguf, &model, on, options);
     Executor::<Gpu>::needs(&lowered.program, &sources, &options.limits)
-}
-
-/// Returns how many of the last layers would fit into `free` bytes, and with the experts of how
-/// many first layers on the CPU all of them would.
-fn fitting(
-    gguf: &Arc<Gguf>,
-    model: &dyn Network,
-    on: &GpuLayers,
-    options: &Options,
-    free: u64,
-) -> Fitting {
-    let fits = |on: &GpuLayers| needs(gguf, model, on, options).is_ok_and(|n| n.total() <= free);
-    let Range { start, end } = on.layers;
-    let last = (1..end - start).rev().find(|n| {
-        fits(&GpuLayers {
-            layers: end - n..end,
-            ..on.clone()
-        })
-    });
-    let graph = model.graph();
-    let has_experts = |layer: &usize| graph.expert_nodes(*layer).is_some();
-    let mut more = on.layers.clone().filter(has_experts);
-    let first = more.find(|layer| {
-        let all = on.cpu_experts.iter().copied().chain(0..=*layer);
-        fits(&GpuLayers {
-            cpu_experts: all.collect(),
-            ..on.clone()
-        })
-    });
-    Fitting {
-        layers: last,
-        experts: first.map(|layer| layer + 1),
-    }
 }
 
 /// The model on a GPU, or on another device that runs its kernels.
@@ -249,23 +217,7 @@ impl<D: Device> Cuda<D> {
     ) -> Result<Cuda<D>, Error> {
         let model = Stored::of(model, options.kv_type);
         let part = LoweredLayers::new(gguf, &model, on, options);
-        let of_layers = part.of_layers;
-        let prepared = Cuda::prepare_with((device, None), gguf, &model, part, options, sink);
-        prepared.map_err(|error| match error {
-            Error::TooLarge {
-                device,
-                needs: all,
-                free,
-                ..
-            } => Error::TooLarge {
-                device,
-                part: of_layers,
-                needs: all,
-                free,
-                fitting: Box::new(fitting(gguf, &model, on, options, free)),
-            },
-            other => other,
-        })
+        Cuda::prepare_with((device, None), gguf, &model, part, options, sink)
     }
 
     /// As [`Cuda::prepare`], for lowered layers, on a device that may gather with those of other
@@ -314,7 +266,8 @@ impl<D: Device> Cuda<D> {
             check_pages,
             threads,
         };
-        let executor = Executor::of_rank(device, ranks, program, &sources, setup, &mut progress)?;
+        let executor = Executor::of_rank(device, ranks, program, &sources, setup, &mut progress);
+        let executor = executor.map_err(|error| error.of_part(of_layers))?;
         Ok(Cuda {
             executor,
             taps,

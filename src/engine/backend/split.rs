@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::Step;
-use octavo_kernels::cuda::Device;
+use octavo_kernels::cuda::{Device, Fitting, Needs};
 
 use super::cpu::{self, Cpu};
 use super::cuda::{self, Cuda, GpuLayers};
@@ -57,6 +57,50 @@ pub fn prepare<D: Device + 'static>(
     )?))
 }
 
+/// Returns the layers that run on a GPU.
+fn on_gpu(model: &Model, options: &Options) -> Range<usize> {
+    let n_layer = model.hparams.n_layer();
+    n_layer.saturating_sub(options.gpu_layers)..n_layer
+}
+
+/// Returns the memory that a GPU's part of a model takes.
+///
+/// # Errors
+/// For what the kernels do not support, and if experts are to stay on the CPU that cannot.
+pub(crate) fn needs(gguf: &Arc<Gguf>, model: &Model, options: &Options) -> Result<Needs, Error> {
+    let on = gpu_layers(gguf, model, on_gpu(model, options), options)?;
+    Ok(cuda::needs(gguf, model, &on, &options.cuda)?)
+}
+
+/// Returns how many of the last layers would fit into `free` bytes of a GPU, and with the experts
+/// of how many first layers on the CPU all of those asked for would.
+pub(crate) fn fitting(gguf: &Arc<Gguf>, model: &Model, options: &Options, free: u64) -> Fitting {
+    let layers = on_gpu(model, options);
+    let fits = |layers: Range<usize>, experts: CpuExperts| {
+        let options = Options {
+            experts,
+            ..options.clone()
+        };
+        let on = gpu_layers(gguf, model, layers, &options);
+        let needs = on.map(|on| cuda::needs(gguf, model, &on, &options.cuda));
+        matches!(needs, Ok(Ok(needs)) if needs.total() <= free)
+    };
+    let end = layers.end;
+    let mut fewer = (1..layers.len()).rev().filter(|_| model.is_divisible());
+    let last = fewer.find(|n| fits(end - n..end, options.experts.clone()));
+    let has_experts = |layer: &usize| model.graph.expert_nodes(*layer).is_some();
+    let mut more = layers.clone().filter(has_experts);
+    let first = more.find(|layer| {
+        let first = options.experts.first.max(layer + 1);
+        let tensors = options.experts.tensors.clone();
+        fits(layers.clone(), CpuExperts { first, tensors })
+    });
+    Fitting {
+        layers: last,
+        experts: first.map(|layer| layer + 1),
+    }
+}
+
 /// Returns these layers of a model, with the experts that stay on the CPU.
 fn gpu_layers(
     gguf: &Gguf,
@@ -105,7 +149,18 @@ fn prepare_gpu<D: Device>(
         }
         note @ Loading::Note(_) => sink(note),
     };
-    let cuda = Cuda::prepare_part(device, gguf, model, on, &options.cuda, &mut all)?;
+    let cuda = Cuda::prepare_part(device, gguf, model, on, &options.cuda, &mut all);
+    let cuda = cuda.map_err(|mut error| {
+        if let cuda::Error::TooLarge {
+            fitting: parts,
+            free,
+            ..
+        } = &mut error
+        {
+            **parts = fitting(gguf, model, options, *free);
+        }
+        error
+    })?;
     if experts.is_empty() {
         return Ok((cuda, of_gpu));
     }

@@ -39,15 +39,15 @@ fn every_call_may_fail() {
 }
 
 /// The stand-in's own functions, in this process.
-struct Controls(Library);
+pub(super) struct Controls(Library);
 
 impl Controls {
-    fn new() -> Controls {
+    pub(super) fn new() -> Controls {
         // SAFETY: this is the stand-in, which only reads its settings when it is opened.
         Controls(unsafe { Library::new("libcuda.so.1") }.expect("a stand-in"))
     }
 
-    fn configure(&self, settings: &str) {
+    pub(super) fn configure(&self, settings: &str) {
         let settings = CString::new(settings).expect("no zero bytes");
         // SAFETY: the type is that of the function in device.cpp; the text ends in zero.
         unsafe {
@@ -59,7 +59,7 @@ impl Controls {
         }
     }
 
-    fn number(&self, function: &[u8]) -> u64 {
+    pub(super) fn number(&self, function: &[u8]) -> u64 {
         // SAFETY: both requested functions have this type.
         unsafe {
             let number = self.0.get::<unsafe extern "C" fn() -> u64>(function);

@@ -2,6 +2,7 @@
 //! this folder again, and failures that only a driver can cause.
 
 mod failures;
+mod fit;
 mod machines;
 
 use std::path::{Path, PathBuf};

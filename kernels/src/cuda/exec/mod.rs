@@ -172,7 +172,11 @@ impl<D: Device> Executor<D> {
         );
         let plan = Plan::new(&program, sources, &limits)?;
         let bytes = Executor::room(&device, plan.needs)?;
-        let base = device.alloc(bytes)?;
+        let base = match device.alloc(bytes) {
+            Ok(base) => base,
+            // other programs may have taken memory meanwhile
+            Err(error) => return Err(Executor::room(&device, plan.needs).err().unwrap_or(error)),
+        };
         load::weights(&mut device, &plan, base, sources, threads, progress)?;
         load::constants(&mut device, &program, &plan, base, limits.table_positions())?;
         let of_generated =

@@ -7,6 +7,8 @@
 //! than writing it, and little memory.
 
 mod named_tower;
+#[cfg(test)]
+mod plans;
 mod rows;
 mod shape;
 #[cfg(test)]
