@@ -1,5 +1,5 @@
-// Compiled once for each HEAD_DIM; the numbers in the names are query heads that a block takes at a
-// time.
+// Compiled once for each HEAD_DIM and PART: a type of the cache, or what no type has of its own.
+// The numbers in the names are query heads that a block takes at a time.
 #include "attention_prompt.cuh"
 #include "attention_split.cuh"
 
@@ -8,24 +8,36 @@
         attend_split<Kv##TYPE, HEAD_DIM, HEADS>(p);                                 \
     }
 
+#if TAKES(1)
 ATTEND_SPLIT(F16, 1)
 ATTEND_SPLIT(F16, 4)
-ATTEND_SPLIT(BF16, 1)
-ATTEND_SPLIT(BF16, 4)
+#endif
+#if TAKES(2)
 ATTEND_SPLIT(F32, 1)
 ATTEND_SPLIT(F32, 4)
-#if HEAD_DIM % 32 == 0
+#endif
+#if TAKES(3)
+ATTEND_SPLIT(BF16, 1)
+ATTEND_SPLIT(BF16, 4)
+#endif
+#if HEAD_DIM % 32 == 0 && TAKES(4)
 ATTEND_SPLIT(Q8_0, 1)
 ATTEND_SPLIT(Q8_0, 4)
+#endif
+#if HEAD_DIM % 32 == 0 && TAKES(5)
 ATTEND_SPLIT(F8_E4M3, 1)
 ATTEND_SPLIT(F8_E4M3, 4)
+#endif
+#if HEAD_DIM % 32 == 0 && TAKES(6)
 ATTEND_SPLIT(Q4_0, 1)
 ATTEND_SPLIT(Q4_0, 4)
 #endif
+#if TAKES(7)
 KERNEL(JOIN(attend, HEAD_DIM, merge), AttentionParams, ATTEND_THREADS) {
     attend_merge<HEAD_DIM>(p);
 }
-#if HEAD_DIM % 16 == 0 && HEAD_DIM <= 128
+#endif
+#if HEAD_DIM % 16 == 0 && HEAD_DIM <= 128 && TAKES(7)
 KERNEL(JOIN(attend_prompt, HEAD_DIM, F16), AttentionParams, ATTEND_THREADS) {
     attend_prompt<HEAD_DIM>(p);
 }

@@ -1,6 +1,6 @@
-// Stores keys and values at their rows' positions, one token's or a whole prompt's in one launch:
-// as they are, or with everything that is done to queries, keys and values between their products
-// and attention.
+// Compiled once for each PART, a type of the cache: stores keys and values at their rows'
+// positions, one token's or a whole prompt's in one launch: as they are, or with everything that is
+// done to queries, keys and values between their products and attention.
 #include "norm.cuh"
 #include "paging.cuh"
 #include "rope.cuh"
@@ -33,13 +33,6 @@ DEVICE void kv_write(const KvWriteParams& p) {
     Kv::store(static_cast<u8*>(p.pages_k) + to, position % PAGE, d, p.head_dim, p.k[at]);
     Kv::store(static_cast<u8*>(p.pages_v) + to, position % PAGE, d, p.head_dim, p.v[at]);
 }
-
-KERNEL(kv_write_F16, KvWriteParams, THREADS) { kv_write<KvF16>(p); }
-KERNEL(kv_write_BF16, KvWriteParams, THREADS) { kv_write<KvBF16>(p); }
-KERNEL(kv_write_F32, KvWriteParams, THREADS) { kv_write<KvF32>(p); }
-KERNEL(kv_write_Q8_0, KvWriteParams, THREADS) { kv_write<KvQ8_0>(p); }
-KERNEL(kv_write_F8_E4M3, KvWriteParams, THREADS) { kv_write<KvF8_E4M3>(p); }
-KERNEL(kv_write_Q4_0, KvWriteParams, THREADS) { kv_write<KvQ4_0>(p); }
 
 // Queries, keys or values.
 struct HeadGroup {
@@ -108,9 +101,25 @@ DEVICE void heads(const HeadsParams& p) {
     }
 }
 
-KERNEL(heads_F16, HeadsParams, HEADS_WARPS * WARP) { heads<KvF16>(p); }
-KERNEL(heads_BF16, HeadsParams, HEADS_WARPS * WARP) { heads<KvBF16>(p); }
-KERNEL(heads_F32, HeadsParams, HEADS_WARPS * WARP) { heads<KvF32>(p); }
-KERNEL(heads_Q8_0, HeadsParams, HEADS_WARPS * WARP) { heads<KvQ8_0>(p); }
-KERNEL(heads_F8_E4M3, HeadsParams, HEADS_WARPS * WARP) { heads<KvF8_E4M3>(p); }
-KERNEL(heads_Q4_0, HeadsParams, HEADS_WARPS * WARP) { heads<KvQ4_0>(p); }
+#define KV_KERNELS(TYPE)                                                       \
+    KERNEL(kv_write_##TYPE, KvWriteParams, THREADS) { kv_write<Kv##TYPE>(p); } \
+    KERNEL(heads_##TYPE, HeadsParams, HEADS_WARPS * WARP) { heads<Kv##TYPE>(p); }
+
+#if TAKES(1)
+KV_KERNELS(F16)
+#endif
+#if TAKES(2)
+KV_KERNELS(F32)
+#endif
+#if TAKES(3)
+KV_KERNELS(BF16)
+#endif
+#if TAKES(4)
+KV_KERNELS(Q8_0)
+#endif
+#if TAKES(5)
+KV_KERNELS(F8_E4M3)
+#endif
+#if TAKES(6)
+KV_KERNELS(Q4_0)
+#endif

@@ -51,11 +51,12 @@ impl Cache {
     pub fn path(&self, module: Module, compiler: &str) -> PathBuf {
         let mut hash = Sha256::new();
         let (file, text) = module.file();
-        let define = module
-            .define()
+        let defines = module.defines().into_iter();
+        let defines: Vec<String> = defines
             .map(|(name, value)| format!("{name}={value}"))
-            .unwrap_or_default();
-        let parts = [compiler, &define, file, text]
+            .collect();
+        let defines = defines.join(" ");
+        let parts = [compiler, &defines, file, text]
             .into_iter()
             .chain(HEADERS.iter().flat_map(|h| [h.0, h.1]));
         for part in parts {
@@ -65,6 +66,11 @@ impl Cache {
         }
         let name: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
         self.dir.join(format!("{name}.cubin"))
+    }
+
+    /// Whether there is an undamaged image at `path`.
+    pub fn has(path: &Path) -> bool {
+        read(path).is_some()
     }
 
     /// Loads the image at `path`, or compiles it and stores it there. A file that is damaged, or
@@ -177,7 +183,7 @@ mod tests {
 
     #[test]
     fn a_folder_that_cannot_be_written_hinders_nothing() {
-        let path = Cache::new("/proc/nowhere").path(Module::Kv, "compiler");
+        let path = Cache::new("/proc/nowhere").path(Module::Kv(1), "compiler");
         assert_eq!(
             Cache::get(&path, image, any).expect("loads").1,
             Delivered::Compiled

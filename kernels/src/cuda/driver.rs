@@ -3,10 +3,12 @@
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::sync::Arc;
+use std::thread;
 
 use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::{CudaContext, CudaGraph, CudaStream, sys};
 
+use super::builds::Builds;
 use super::gpus::{self, GpuInfo, driver_error, guarded};
 use super::nvrtc::Nvrtc;
 use super::params::Pair;
@@ -32,6 +34,8 @@ pub struct Gpu {
     info: GpuInfo,
     nvrtc: &'static Nvrtc,
     cache: Option<Cache>,
+    /// Modules that threads compile.
+    builds: Builds,
     modules: HashMap<Module, sys::CUmodule>,
     functions: HashMap<String, sys::CUfunction>,
     /// Address and bytes of each allocation.
@@ -79,6 +83,7 @@ impl Gpu {
                 info,
                 nvrtc,
                 cache,
+                builds: Builds::default(),
                 modules,
                 functions,
                 memory,
@@ -166,7 +171,11 @@ impl Gpu {
             return Ok(*loaded);
         }
         let arch = self.info.arch();
-        let compile = || self.nvrtc.compile(module, &arch).map(|c| c.cubin);
+        let built = self.builds.take(module).transpose()?.flatten();
+        let compile = || match built {
+            Some(image) => Ok(image),
+            None => self.nvrtc.compile(module, &arch).map(|c| c.cubin),
+        };
         // SAFETY: an image made by NVRTC; the driver validates it.
         let load = |image: &[u8]| unsafe {
             result::module::load_data(image.as_ptr().cast())
@@ -346,6 +355,23 @@ impl Device for Gpu {
         // SAFETY: both ranges are inside allocations.
         unsafe { result::memcpy_dtod_async(to.0, from.0, bytes, self.stream.cu_stream()) }
             .map_err(driver_error("cuMemcpyDtoDAsync"))
+    }
+
+    fn start_building(&mut self, modules: &[Module]) {
+        let is_new = |module: &&Module| !self.modules.contains_key(module);
+        let mut modules: Vec<Module> = modules.iter().filter(is_new).copied().collect();
+        modules.sort_by_key(|module| std::cmp::Reverse(module.effort()));
+        let (nvrtc, arch, cache) = (self.nvrtc, self.info.arch(), self.cache.clone());
+        let key = nvrtc.key(&arch);
+        let build = move |module: Module| {
+            let path = cache.as_ref().map(|cache| cache.path(module, &key));
+            match path.is_some_and(|path| Cache::has(&path)) {
+                true => Ok(None),
+                false => nvrtc.compile(module, &arch).map(|c| Some(c.cubin)),
+            }
+        };
+        let threads = thread::available_parallelism().map_or(1, usize::from);
+        self.builds.start(modules, threads, build);
     }
 
     fn build(&mut self, module: Module) -> Result<(), Error> {

@@ -12,9 +12,10 @@ pub use products::{
     imma_in_all_tiles, kernel_names, normed_activations, sort_experts, wide_gemm,
     wide_gemm_in_all_tiles,
 };
+pub(super) use products::{IMMA_PARTS, WIDE_PARTS};
 
 use super::Ptr;
-use super::modules::Module;
+use super::modules::{Module, Part};
 use super::pack::kernels_of;
 use super::params::{
     Argmax, Attention, CausalConv, Concat, Constant, Embed, EmbeddingInputs, ExpertBias, Gather,
@@ -280,11 +281,20 @@ pub(super) fn kv_type_names() -> String {
     KvType::listed(&KV_TYPES)
 }
 
+/// Returns the part of kernels for a type of the cache.
+fn part_of(kv: KvType) -> Part {
+    let at = KV_TYPES.iter().position(|ty| *ty == kv);
+    1 + at.expect("the plan checked the cache's type")
+}
+
+/// Part of attention's kernels that are for no type of the cache.
+pub(super) const NO_KV_TYPE: Part = KV_TYPES.len() + 1;
+
 /// Writes keys and values to the KV cache.
 pub fn kv_write(kv: KvType, p: &KvWrite) -> Launch {
     let n = u64::from(p.paging.rows) * u64::from(p.heads) * u64::from(p.head_dim);
     launch(
-        Module::Kv,
+        Module::Kv(part_of(kv)),
         format!("kv_write_{}", kv_name(kv)),
         [blocks(n, 256), 1, 1],
         256,
@@ -299,7 +309,7 @@ pub fn heads(kv: KvType, p: &Heads) -> Launch {
     let warps = p.paging.rows.min(HEADS_WARPS);
     let grid = [p.paging.rows.div_ceil(warps), p.q.n + p.k.n + p.v.n, 1];
     let name = format!("heads_{}", kv_name(kv));
-    launch(Module::Kv, name, grid, 32 * warps, p)
+    launch(Module::Kv(part_of(kv)), name, grid, 32 * warps, p)
 }
 
 /// Maximum number of rows per block of [`heads`].
@@ -350,13 +360,13 @@ pub fn attend(kv: KvType, head_dim: usize, p: &Attention, most_splits: u32) -> [
         p.paging.rows,
         p.splits.min(most_splits),
     ];
-    let module = Module::Attention(head_dim);
+    let module = |part| Module::Attention(head_dim, part);
     let name = format!("attend_{}_{head_dim}_{at_once}", kv_name(kv));
     let merge = format!("attend_{head_dim}_merge");
     let heads = [p.heads * p.paging.rows, 1, 1];
     [
-        launch(module, name, grid, 128, p),
-        launch(module, merge, heads, 128, p),
+        launch(module(part_of(kv)), name, grid, 128, p),
+        launch(module(NO_KV_TYPE), merge, heads, 128, p),
     ]
 }
 
@@ -367,7 +377,7 @@ pub fn attend_prompt(head_dim: usize, p: &Attention, tiles: u32) -> Launch {
     Launch {
         // two tiles of 64 keys and two of 64 values, each row padded by 8 halves
         shared: 4 * 64 * 2 * (head_dim as u32 + 8),
-        ..launch(Module::Attention(head_dim), name, grid, 128, p)
+        ..launch(Module::Attention(head_dim, NO_KV_TYPE), name, grid, 128, p)
     }
 }
 

@@ -10,6 +10,7 @@
 //! CUDA is needed neither to build this nor to start the program: libraries are opened on first
 //! use.
 
+mod builds;
 mod cache;
 mod driver;
 mod exec;
@@ -32,7 +33,7 @@ pub use driver::{Gpu, RESERVED};
 pub use exec::{Executor, HostExecutor, Limits, MAX_RETAINED, Needs, Setup, Source};
 pub use gpus::{GpuInfo, gpus};
 pub use launch::Launch;
-pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module};
+pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module, Part};
 pub use pinned::HostBuffer;
 pub use ranks::Nccl;
 pub use ranks::{DeviceCollective, Gather, Task, ThroughHost};
@@ -342,6 +343,10 @@ pub trait Device: Send {
     /// If a range is not inside an allocation of this device.
     fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error>;
 
+    /// Starts to compile modules, if it can do so beside other work; [`Device::build`] waits for
+    /// each of them, and has its error.
+    fn start_building(&mut self, _modules: &[Module]) {}
+
     /// Compiles and loads a module's kernels, instead of on their first launch.
     ///
     /// # Errors
@@ -417,6 +422,10 @@ impl<D: Device + ?Sized> Device for Box<D> {
 
     fn copy(&mut self, from: Ptr, to: Ptr, bytes: usize) -> Result<(), Error> {
         (**self).copy(from, to, bytes)
+    }
+
+    fn start_building(&mut self, modules: &[Module]) {
+        (**self).start_building(modules);
     }
 
     fn build(&mut self, module: Module) -> Result<(), Error> {

@@ -1,20 +1,25 @@
 //! Compilation units: a source file and, for most of them, a macro that specializes it.
 
+use super::launch::{IMMA_PARTS, KV_TYPES, NO_KV_TYPE, WIDE_PARTS};
 use super::pack;
 use octavo_quant::TensorType;
 use octavo_simd::formats::packed_types;
 use std::fmt;
 use std::sync::LazyLock;
 
-/// A compilation unit: one `.cu` file, for one weight format or head size where it has those.
+/// A part of the kernels of a source file that takes long to compile, from 1: `PART` there.
+pub type Part = usize;
+
+/// A compilation unit: one `.cu` file, for one weight format or head size where it has those, or a
+/// part of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Module {
     /// Elementwise operations, norms and the like over rows of floats.
     Rows,
     /// Conversion of activations to the products' input forms.
     Activations,
-    /// KV cache writes.
-    Kv,
+    /// KV cache writes, for one element type.
+    Kv(Part),
     /// Benchmark of tensor core speed.
     Probe,
     /// Embedding lookup: rows of weights as floats.
@@ -24,11 +29,11 @@ pub enum Module {
     /// Matrix products of batches of 9 to 16 rows, for float weights.
     FloatGemv(TensorType),
     /// Matrix products of batches of 3 to 16 rows, for weights with codes.
-    Imma(TensorType),
+    Imma(TensorType, Part),
     /// Matrix products of prefill.
     Gemm(TensorType),
     /// Matrix products of prefill with warpgroup multiply (Hopper); empty for any other GPU.
-    WideGemm(TensorType),
+    WideGemm(TensorType, Part),
     /// Routing and other operations around mixtures of experts.
     Experts,
     /// Recurrent operations: causal convolution and linear attention.
@@ -36,9 +41,9 @@ pub enum Module {
     /// Matrix products with experts.
     ExpertGemv(TensorType),
     /// Matrix products of three rows and more with experts, for weights with codes.
-    ExpertImma(TensorType),
-    /// Attention, with values per head.
-    Attention(usize),
+    ExpertImma(TensorType, Part),
+    /// Attention, with values per head: for one element type of the cache, or for none.
+    Attention(usize, Part),
 }
 
 /// Weight types with their own kernels; other types share these.
@@ -111,18 +116,62 @@ const FILES: [(&str, &str); 15] = [
 impl Module {
     /// Lists every module, with every format and the usual head sizes.
     pub fn all() -> Vec<Module> {
-        let mut all = vec![Module::Rows, Module::Activations, Module::Kv, Module::Probe];
+        let mut all = vec![
+            Module::Rows,
+            Module::Activations,
+            Module::Kv(1),
+            Module::Probe,
+        ];
         all.extend([Module::Experts, Module::Recurrence]);
         for &ty in FORMATS.iter() {
             all.extend([Module::Embed(ty), Module::Gemv(ty), Module::ExpertGemv(ty)]);
-            all.extend([Module::Gemm(ty), Module::WideGemm(ty)]);
+            all.extend([Module::Gemm(ty), Module::WideGemm(ty, 1)]);
             match pack::has_codes(ty) {
-                true => all.extend([Module::Imma(ty), Module::ExpertImma(ty)]),
+                true => all.extend([Module::Imma(ty, 1), Module::ExpertImma(ty, 1)]),
                 false => all.push(Module::FloatGemv(ty)),
             }
         }
-        all.extend(HEAD_DIMS.map(Module::Attention));
-        all
+        all.extend(HEAD_DIMS.map(|dim| Module::Attention(dim, 1)));
+        all.into_iter().flat_map(Module::parts).collect()
+    }
+
+    /// Returns all parts of its source file, of its format or head size.
+    pub fn parts(self) -> Vec<Module> {
+        let all = |n: Part, one: &dyn Fn(Part) -> Module| (1..=n).map(one).collect();
+        match self {
+            Module::Kv(_) => all(KV_TYPES.len(), &Module::Kv),
+            Module::Imma(ty, _) => all(IMMA_PARTS, &|part| Module::Imma(ty, part)),
+            Module::ExpertImma(ty, _) => all(IMMA_PARTS, &|part| Module::ExpertImma(ty, part)),
+            Module::WideGemm(ty, _) => all(WIDE_PARTS, &|part| Module::WideGemm(ty, part)),
+            Module::Attention(dim, _) => {
+                let is_there = |part: &Part| {
+                    let of_type = KV_TYPES.get(part - 1);
+                    of_type.is_none_or(|ty| ty.both().takes(dim))
+                };
+                let parts = (1..=NO_KV_TYPE).filter(is_there);
+                parts.map(|part| Module::Attention(dim, part)).collect()
+            }
+            _ => vec![self],
+        }
+    }
+
+    /// Returns the modules that choose among each other by the size of a step: parts in sizes of
+    /// tiles.
+    pub fn tiles(self) -> Vec<Module> {
+        match self {
+            Module::Imma(..) | Module::ExpertImma(..) | Module::WideGemm(..) => self.parts(),
+            _ => vec![self],
+        }
+    }
+
+    /// Returns how long it takes to compile, from 1 to 4: those that take the longest begin first.
+    pub(super) fn effort(self) -> u8 {
+        match self {
+            Module::Imma(..) | Module::ExpertImma(..) | Module::WideGemm(..) => 4,
+            Module::Gemv(_) | Module::FloatGemv(_) | Module::Activations => 3,
+            Module::Attention(..) => 2,
+            _ => 1,
+        }
     }
 
     /// Returns the name and text of its source file.
@@ -130,46 +179,101 @@ impl Module {
         FILES[match self {
             Module::Rows => 0,
             Module::Activations => 1,
-            Module::Kv => 2,
+            Module::Kv(_) => 2,
             Module::Embed(_) => 3,
             Module::Gemv(_) => 4,
             Module::Gemm(_) => 5,
-            Module::Attention(_) => 6,
+            Module::Attention(..) => 6,
             Module::Probe => 7,
             Module::Experts => 8,
             Module::ExpertGemv(_) => 9,
             Module::Recurrence => 10,
-            Module::WideGemm(_) => 11,
-            Module::Imma(_) => 12,
-            Module::ExpertImma(_) => 13,
+            Module::WideGemm(..) => 11,
+            Module::Imma(..) => 12,
+            Module::ExpertImma(..) => 13,
             Module::FloatGemv(_) => 14,
         }]
     }
 
-    /// Returns the name and value of the macro that specializes it.
-    pub fn define(self) -> Option<(&'static str, String)> {
+    /// Returns the names and values of the macros that specialize it.
+    pub fn defines(self) -> Vec<(&'static str, String)> {
+        let part = match self {
+            Module::Kv(part)
+            | Module::Imma(_, part)
+            | Module::WideGemm(_, part)
+            | Module::ExpertImma(_, part)
+            | Module::Attention(_, part) => Some(("PART", part.to_string())),
+            _ => None,
+        };
+        self.specialization().into_iter().chain(part).collect()
+    }
+
+    /// Returns the name and value of the macro that specializes all parts of its file.
+    pub(super) fn specialization(self) -> Option<(&'static str, String)> {
         match self {
-            Module::Rows | Module::Activations | Module::Kv | Module::Probe => None,
+            Module::Rows | Module::Activations | Module::Kv(_) | Module::Probe => None,
             Module::Experts | Module::Recurrence => None,
             Module::Embed(ty)
             | Module::Gemv(ty)
             | Module::FloatGemv(ty)
-            | Module::Imma(ty)
+            | Module::Imma(ty, _)
             | Module::Gemm(ty)
-            | Module::WideGemm(ty)
-            | Module::ExpertImma(ty)
+            | Module::WideGemm(ty, _)
+            | Module::ExpertImma(ty, _)
             | Module::ExpertGemv(ty) => Some(("FORMAT", ty.to_string())),
-            Module::Attention(dim) => Some(("HEAD_DIM", dim.to_string())),
+            Module::Attention(dim, _) => Some(("HEAD_DIM", dim.to_string())),
         }
     }
 }
 
 impl fmt::Display for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (file, _) = self.file();
-        match self.define() {
-            Some((name, value)) => write!(f, "{file} -D{name}={value}"),
-            None => f.write_str(file),
+        f.write_str(self.file().0)?;
+        let mut defines = self.defines().into_iter();
+        defines.try_for_each(|(name, value)| write!(f, " -D{name}={value}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Parts of the sources have the kernels that launches look for there.
+    #[test]
+    fn parts_have_the_kernels_of_their_numbers() {
+        let has = |module: Module, part: Part, kernels: &str| {
+            let (file, text) = module.file();
+            let guarded = format!("TAKES({part})\n{kernels}");
+            assert!(text.contains(&guarded), "{file}: {guarded}");
+        };
+        for (part, ty) in (1..).zip(KV_TYPES) {
+            let name = ty.name().to_ascii_uppercase();
+            has(Module::Kv(1), part, &format!("KV_KERNELS({name})\n"));
+            let attend = format!("ATTEND_SPLIT({name}, 1)\nATTEND_SPLIT({name}, 4)\n");
+            has(Module::Attention(64, 1), part, &attend);
         }
+        let others = "KERNEL(JOIN(attend, HEAD_DIM, merge)";
+        has(Module::Attention(64, 1), NO_KV_TYPE, others);
+        let format = FORMATS[0];
+        for (part, columns) in (1..=IMMA_PARTS).zip([8, 16]) {
+            let kernel = format!("KERNEL(JOIN(imma, FORMAT, 32_{columns})");
+            has(Module::Imma(format, 1), part, &kernel);
+            let kernel = format!("KERNEL(JOIN(expert_imma, FORMAT, 32_{columns})");
+            has(Module::ExpertImma(format, 1), part, &kernel);
+        }
+        for (part, tile) in (1..=WIDE_PARTS).zip(["128_256", "128_128", "64_128"]) {
+            let kernel = format!("KERNEL(JOIN(wide_gemm, FORMAT, {tile})");
+            has(Module::WideGemm(format, 1), part, &kernel);
+        }
+    }
+
+    #[test]
+    fn heads_of_other_sizes_lack_types_in_groups_of_32() {
+        assert_eq!(Module::Attention(64, 1).parts().len(), 7);
+        assert_eq!(Module::Attention(72, 1).parts().len(), 4);
+        let all = Module::all();
+        let of = |file| all.iter().filter(|module| module.file().0 == file).count();
+        assert_eq!(of("kv.cu"), KV_TYPES.len());
+        assert_eq!(of("rows.cu"), 1);
     }
 }

@@ -212,7 +212,8 @@ impl Nvrtc {
         options.extend(OPTIONS.map(str::to_owned));
         options.extend(
             module
-                .define()
+                .defines()
+                .into_iter()
                 .map(|(name, value)| format!("-D{name}={value}")),
         );
         let failed = |log: String| Error::Compile {

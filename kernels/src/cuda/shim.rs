@@ -53,16 +53,16 @@ impl Default for Sources {
         let modules = [
             Module::Rows,
             Module::Activations,
-            Module::Kv,
+            Module::Kv(1),
             Module::Probe,
             Module::Embed(FORMATS[0]),
             Module::Gemv(FORMATS[0]),
             Module::FloatGemv(FORMATS[0]),
-            Module::Imma(FORMATS[0]),
-            Module::ExpertImma(FORMATS[0]),
+            Module::Imma(FORMATS[0], 1),
+            Module::ExpertImma(FORMATS[0], 1),
             Module::Gemm(FORMATS[0]),
-            Module::WideGemm(FORMATS[0]),
-            Module::Attention(HEAD_DIMS[0]),
+            Module::WideGemm(FORMATS[0], 1),
+            Module::Attention(HEAD_DIMS[0], 1),
             Module::Experts,
             Module::ExpertGemv(FORMATS[0]),
             Module::Recurrence,
@@ -114,7 +114,7 @@ impl Unit {
         Unit {
             file: module.file().0,
             head_dim: match module {
-                Module::Attention(dim) => Some(dim),
+                Module::Attention(dim, _) => Some(dim),
                 _ => None,
             },
         }
@@ -221,20 +221,24 @@ impl Shim {
             Module::Embed(ty)
             | Module::Gemv(ty)
             | Module::FloatGemv(ty)
-            | Module::Imma(ty)
+            | Module::Imma(ty, _)
             | Module::Gemm(ty)
-            | Module::WideGemm(ty)
-            | Module::ExpertImma(ty)
+            | Module::WideGemm(ty, _)
+            | Module::ExpertImma(ty, _)
             | Module::ExpertGemv(ty) => self.sources.formats.contains(ty),
             _ => true,
         };
         let modules = match unit.head_dim {
-            Some(dim) => vec![Module::Attention(dim)],
+            Some(dim) => vec![Module::Attention(dim, 1)],
             None => Module::all(),
         };
         let of_unit = |module: &Module| Unit::of(*module) == unit && is_compiled(module);
-        for module in modules.into_iter().filter(of_unit) {
-            match module.define() {
+        let modules = modules.into_iter().filter(of_unit);
+        let mut specializations: Vec<_> = modules.map(Module::specialization).collect();
+        // all parts at once
+        specializations.dedup();
+        for specialization in specializations {
+            match specialization {
                 Some((name, value)) => {
                     text +=
                         &format!("#define {name} {value}\n#include \"{file}\"\n#undef {name}\n");

@@ -33,7 +33,7 @@ pub use record::MAX_RETAINED;
 use self::plan::Plan;
 use self::record::{Record, Shape, tile_rows};
 use self::run::{Part, Piece};
-use super::{Device, DeviceCollective, Error, HostBuffer, Ptr, Task, launch};
+use super::{Device, DeviceCollective, Error, HostBuffer, Module, Ptr, Task, launch};
 use crate::exec::TapFn;
 use crate::fuse::{self, Group};
 use crate::op::{MatrixShape, RowSet};
@@ -177,8 +177,6 @@ impl<D: Device> Executor<D> {
             // other programs may have taken memory meanwhile
             Err(error) => return Err(Executor::room(&device, plan.needs).err().unwrap_or(error)),
         };
-        load::weights(&mut device, &plan, base, sources, threads, progress)?;
-        load::constants(&mut device, &program, &plan, base, limits.table_positions())?;
         let of_generated =
             program.slots[program.output].width * limits.outputs.min(limits.sequences);
         let values = device.host_buffer(of_generated)?;
@@ -202,7 +200,20 @@ impl<D: Device> Executor<D> {
             last: [0; 2],
             status,
         };
-        executor.build()?;
+        let modules = executor.modules();
+        let Executor {
+            device,
+            program,
+            plan,
+            ..
+        } = &mut executor;
+        // before the first step, which would wait for compilation, and beside the weights
+        device.start_building(&modules);
+        load::weights(device, plan, base, sources, threads, progress)?;
+        load::constants(device, program, plan, base, limits.table_positions())?;
+        for module in modules {
+            device.build(module)?;
+        }
         Ok(executor)
     }
 
@@ -253,15 +264,15 @@ impl<D: Device> Executor<D> {
         self.host.as_mut()
     }
 
-    /// Builds every kernel that a step may need, so that the first step does not wait for
-    /// compilation.
-    fn build(&mut self) -> Result<(), Error> {
+    /// Returns the modules of every kernel that a step may need, some more than once.
+    fn modules(&self) -> Vec<Module> {
         let one = Shape::bucket(1, 0);
         let prompt = Shape {
             generated: false,
             tiles: 1,
             ..one
         };
+        let mut modules = Vec::new();
         let batch = self.limits.outputs.min(launch::IMMA_COLUMNS);
         for shape in [prompt, one, Shape::bucket(batch, 0)] {
             let apart = self
@@ -278,11 +289,11 @@ impl<D: Device> Executor<D> {
                 Task::Launch(launch) => Some(launch),
                 Task::Gather(_) => None,
             });
-            for launch in apart.chain(launches).collect::<Vec<_>>() {
-                self.device.build(launch.module)?;
+            for launch in apart.chain(launches) {
+                modules.extend(launch.module.tiles());
             }
         }
-        Ok(())
+        modules
     }
 
     /// Returns the device.

@@ -1,7 +1,7 @@
 //! Launches of matrix products, and of the kernels that convert their inputs.
 
 use super::super::Ptr;
-use super::super::modules::Module;
+use super::super::modules::{Module, Part};
 use super::super::pack::{self, STRIP, UNIT, kernels_of};
 use super::super::params::{Arrange, ExpertGemv, ExpertImma, Gemm, Gemv, GemvPart, SortExperts};
 use super::{Launch, blocks, launch, norm_threads};
@@ -63,6 +63,10 @@ const WIDE_TILES: [WideTile; 3] = [
         time: 1.2,
     },
 ];
+
+/// Parts of the kernels of `imma`, of 8 and of 16 columns, and of `wide_gemm`, by tiles.
+pub(in crate::cuda) const IMMA_PARTS: Part = 2;
+pub(in crate::cuda) const WIDE_PARTS: Part = WIDE_TILES.len();
 
 /// Layout of the input of a matrix product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,8 +214,19 @@ fn imma_of(ty: TensorType, p: &Gemv, rows: u32) -> Launch {
     let grid = [imma_tiles(p, rows).max(1), 1, 1];
     Launch {
         shared: IMMA_SHARED,
-        ..launch(Module::Imma(ty), name, grid, 32 * GEMV_WARPS, p)
+        ..launch(
+            Module::Imma(ty, part_of(columns)),
+            name,
+            grid,
+            32 * GEMV_WARPS,
+            p,
+        )
     }
+}
+
+/// Returns the part of kernels of so many columns.
+fn part_of(columns: usize) -> Part {
+    columns.div_ceil(IMMA_COLUMNS / IMMA_PARTS)
 }
 
 /// Multiplies by any number of rows of activations, in large tiles where each multiprocessor then
@@ -262,9 +277,17 @@ impl WideTile {
         let ty = kernels_of(ty);
         let name = format!("wide_gemm_{ty}_{}_{}", self.rows, self.tokens);
         let [x, y] = self.grid(p);
+        let same = |tile: &WideTile| (tile.rows, tile.tokens) == (self.rows, self.tokens);
+        let part = 1 + WIDE_TILES.iter().position(same).expect("one of them");
         Launch {
             shared: WIDE_STAGES * self.tokens * 2 * WIDE_SLICE as u32,
-            ..launch(Module::WideGemm(ty), name, [x, y, 1], 2 * self.rows, p)
+            ..launch(
+                Module::WideGemm(ty, part),
+                name,
+                [x, y, 1],
+                2 * self.rows,
+                p,
+            )
         }
     }
 }
@@ -310,7 +333,13 @@ pub fn expert_imma(ty: TensorType, p: &ExpertImma, [width, tiles]: [usize; 2]) -
     let grid = [small(tiles), p.n.div_ceil(rows), 1];
     Launch {
         shared: IMMA_SHARED,
-        ..launch(Module::ExpertImma(ty), name, grid, 32 * GEMV_WARPS, p)
+        ..launch(
+            Module::ExpertImma(ty, part_of(width)),
+            name,
+            grid,
+            32 * GEMV_WARPS,
+            p,
+        )
     }
 }
 

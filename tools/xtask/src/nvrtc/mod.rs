@@ -205,7 +205,7 @@ fn selected_jobs(args: &NvrtcArgs) -> Vec<Job> {
     let mut turns: BTreeMap<&str, usize> = BTreeMap::new();
     for module in Module::all() {
         let targets = targets(module);
-        let whole = whole || module.define().is_none();
+        let whole = whole || module.defines().is_empty();
         // modules of one file take turns: each begins one target later
         let turn = turns.entry(module.file().0).or_default();
         let n = targets.len();
@@ -225,7 +225,7 @@ fn targets(module: Module) -> Vec<(usize, &'static str)> {
     let compilers = COMPILERS.iter().enumerate();
     let all =
         compilers.flat_map(|(i, which)| which.architectures.iter().map(move |arch| (i, *arch)));
-    let wide = matches!(module, Module::WideGemm(_));
+    let wide = matches!(module, Module::WideGemm(..));
     all.filter(|(_, arch)| !wide || *arch == "sm_90a").collect()
 }
 
