@@ -88,7 +88,7 @@ pub(super) fn any_engine_with_draft(
     tower: Option<&Path>,
 ) -> Result<Engine, Failure> {
     let draft = speculative.draft_source(model)?;
-    leave_room(&mut options, draft.as_ref(), tower);
+    leave_room(&mut options, draft.as_ref(), tower)?;
     let Some(draft) = draft else {
         return any_engine(model, options);
     };
@@ -152,17 +152,25 @@ pub(super) fn any_engine(model: &ModelArgs, mut options: EngineOptions) -> Resul
     Ok(engine)
 }
 
-/// Leaves room on a GPU for the draft model and the image encoder that are loaded later. An MTP
-/// layer is a small part of its file.
-fn leave_room(options: &mut EngineOptions, draft: Option<&ModelSource>, tower: Option<&Path>) {
-    let draft = draft.and_then(|draft| match draft {
-        ModelSource::Path(path) => Some(path.as_path()),
-        _ => None,
-    });
-    if let Some(fit) = &mut options.fit {
-        let beside = draft.into_iter().chain(tower);
-        beside.for_each(|path| fit.leave_room_for(path));
+/// Leaves room on a GPU for the draft model and the image encoder that are loaded later.
+fn leave_room(
+    options: &mut EngineOptions,
+    draft: Option<&ModelSource>,
+    tower: Option<&Path>,
+) -> Result<(), Failure> {
+    let Some(fit) = &mut options.fit else {
+        return Ok(());
+    };
+    match draft {
+        Some(ModelSource::Path(path)) => fit.leave_room_for(path),
+        Some(other) => {
+            let draft = other.open(true)?;
+            fit.leave_room(draft.tensors().iter().map(|tensor| tensor.bytes).sum());
+        }
+        None => {}
     }
+    tower.into_iter().for_each(|path| fit.leave_room_for(path));
+    Ok(())
 }
 
 /// Returns the trained context of a model.

@@ -55,8 +55,13 @@ impl Fit {
     /// what it needs to run. A folder, or a file that is not there, counts nothing.
     pub fn leave_room_for(&mut self, path: &Path) {
         let file = path.metadata().ok().filter(Metadata::is_file);
-        let bytes = file.map_or(0, |file| file.len());
-        self.margin = self.margin.saturating_add(bytes + bytes / 2);
+        self.leave_room(file.map_or(0, |file| file.len()));
+    }
+
+    /// Leaves room for another model with weights of this many bytes, and half as much again for
+    /// what it needs to run.
+    pub fn leave_room(&mut self, bytes: u64) {
+        self.margin = self.margin.saturating_add(bytes.saturating_add(bytes / 2));
     }
 }
 

@@ -56,7 +56,9 @@ pub(super) struct InspectArgs {
     /// Show the operations of the forward pass instead of a report
     #[arg(long, conflicts_with_all = ["tensors", "devices", "image"])]
     #[arg(conflicts_with_all = ["isa", "prompt_bits", "ctx_size", "batch_size", "no_repack"])]
-    #[arg(conflicts_with_all = ["mlock", "DeviceArgs", "FitArgs", "ThreadsArgs", "CacheArgs"])]
+    #[arg(conflicts_with_all = ["mlock", "FitArgs", "ThreadsArgs", "CacheArgs"])]
+    #[arg(conflicts_with_all = ["device", "gpu", "gpu_layers", "n_cpu_moe", "cpu_moe"])]
+    #[arg(conflicts_with_all = ["override_tensor", "no_cuda_graph", "no_paged_check"])]
     #[arg(conflicts_with = "ImageTokenArgs")]
     graph: bool,
     /// Show the operations of one layer only; the first is 0

@@ -56,4 +56,29 @@ impl<D: Device> Executor<D> {
         self.read(slot, n, 0)?;
         Ok(&self.values.floats()[..n * self.program.slots[slot].width])
     }
+
+    /// Copies a page's keys and values in every layer of a group.
+    ///
+    /// # Errors
+    /// If the device fails.
+    ///
+    /// # Panics
+    /// If a page does not exist.
+    pub fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error> {
+        let n_pages = self.limits.n_pages;
+        assert!(
+            (from as usize) < n_pages && (to as usize) < n_pages,
+            "a page that does not exist"
+        );
+        let kv = self.program.caches[group];
+        let mut start = self.plan.pages[group];
+        for _ in 0..kv.n_layer {
+            for bytes in kv.halves().map(|half| half.page_stride()) {
+                let at = |page: u32| self.base.offset(start + bytes as u64 * u64::from(page));
+                self.device.copy(at(from), at(to), bytes)?;
+                start += (bytes * n_pages) as u64;
+            }
+        }
+        Ok(())
+    }
 }
