@@ -15,6 +15,9 @@ use crate::support::{Family, nmse};
 const FEWEST_SIZES: usize = 4 * 130;
 /// Tolerance for f32 arithmetic: some thousand roundings, each of 2^-24.
 const EXACT: f64 = 1e-11;
+/// The same for values inside of a tower: weights of attention have the roundings of scores, times
+/// the size of these. AVX2 is at 1.8e-11 in one of them, AVX-512 below 1e-11.
+const INSIDE: f64 = 4e-11;
 
 fn encoder(gguf: &std::sync::Arc<gguf_rs_lite::Gguf>, isa: Isa, threads: usize) -> Encoder {
     let options = EngineOptions {
@@ -183,7 +186,7 @@ fn every_named_value_is_the_oracles() {
             let exact = exact.get(&key);
             let exact = exact.unwrap_or_else(|| panic!("the oracle has no {key:?}"));
             let off = nmse(view.data, exact);
-            assert!(off <= EXACT, "{} {key:?}: {off:e}", family.model);
+            assert!(off <= INSIDE, "{} {key:?}: {off:e}", family.model);
             seen += 1;
         };
         encoder
