@@ -107,7 +107,8 @@ impl StateCheckpoints {
         let mut ends: Vec<usize> = ends.collect();
         ends.dedup();
         let is_reserved = |at: &usize| self.next.iter().any(|state| state.len == *at);
-        if ends.iter().all(is_reserved) && self.next.len() >= ends.len() {
+        let last = self.next.last().map(|state| state.len);
+        if last == ends.last().copied() && ends.iter().all(is_reserved) {
             return Ok(());
         }
         self.give_back_next(pool);
@@ -229,5 +230,29 @@ impl StateCheckpoints {
         }
         self.past = retained;
         self.past.push(current);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A step with draft tokens that failed is followed by one without them.
+    #[test]
+    fn states_between_drafts_are_given_back_where_a_step_has_none() {
+        let (mut pool, mut states) = (StatePool::new(8), StateCheckpoints::default());
+        let mut reserve = |states: &mut StateCheckpoints, end: usize| {
+            states
+                .reserve(&mut pool, 0, end, &mut |_| false)
+                .expect("there are slots");
+            let ends = states.next().iter().map(|state| state.len);
+            ends.collect::<Vec<usize>>()
+        };
+        states.expect_drafts(3);
+        assert_eq!(reserve(&mut states, 6), [3, 4, 5, 6]);
+        assert_eq!(reserve(&mut states, 6), [3, 4, 5, 6]);
+        assert_eq!(reserve(&mut states, 3), [3]);
+        states.advance(3);
+        assert_eq!(pool.free(), 7);
     }
 }
