@@ -79,8 +79,8 @@ pub struct Embedded {
     pub exact_pooled: Vec<f32>,
 }
 
-/// What a model's MTP layer gives at every position of a prompt, and for a chain of
-/// draft tokens after it.
+/// Results of a model's MTP layer at every position of a prompt, and for a chain of draft tokens
+/// after it.
 #[derive(Debug, Clone)]
 pub struct Mtp {
     /// Prompt, n ids.

@@ -1,10 +1,10 @@
 //! Fits a model into a GPU's memory: decides on the context, on the size of the KV cache and on
 //! what stays on the CPU.
 //!
-//! What costs no speed goes first: sequences share a smaller KV cache, and the context becomes
-//! shorter, unless it was asked for. Then the experts of layers go to the CPU, because a token
-//! reads a few of them, so that each byte that is freed costs the least. Whole layers go last, for
-//! a token reads all of what they have beside experts. What is then left is context again.
+//! Measures that cost no speed come first: sequences share a smaller KV cache, and the context
+//! becomes shorter, unless it was asked for. Then the experts of layers go to the CPU, because a
+//! token reads a few of them, so that each byte that is freed costs the least. Whole layers go
+//! last, for a token reads all of what they have beside experts. The rest is context again.
 
 use std::fs::Metadata;
 use std::path::Path;
@@ -65,7 +65,7 @@ impl Fit {
     }
 }
 
-/// What a model that fits is like.
+/// Context, cache and placement of a model on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Context of a sequence in tokens.
@@ -78,7 +78,7 @@ pub struct Plan {
     pub gpu_layers: usize,
 }
 
-/// What a plan may be like.
+/// Limits of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// The plan that was asked for.

@@ -164,7 +164,7 @@ mod tests {
         }
     }
 
-    /// What nobody waits for any more is not begun.
+    /// Dropping ends the list: no further module is begun.
     #[test]
     fn dropping_waits_for_what_is_begun_and_begins_no_more() {
         let (begun, done) = (

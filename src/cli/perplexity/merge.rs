@@ -27,6 +27,16 @@ pub(crate) fn perplexity(
     }
 }
 
+/// Joins the chunks of a comparison; returns them with the lines that one run prints of them.
+fn by_chunk(chunks: Vec<ChunkDivergence>) -> (Divergence, String) {
+    let (mut all, mut out) = (Divergence::default(), String::new());
+    for chunk in chunks {
+        all.push(chunk);
+        out += &print::divergence_chunk(&all);
+    }
+    (all, out)
+}
+
 /// Formats a comparison with a base as one run prints it.
 pub(crate) fn divergence(
     chunks: Vec<ChunkDivergence>,
@@ -34,11 +44,7 @@ pub(crate) fn divergence(
     about: &About,
     json: bool,
 ) -> Result<String, serde_json::Error> {
-    let (mut all, mut out) = (Divergence::default(), String::new());
-    for chunk in chunks {
-        all.push(chunk);
-        out += &print::divergence_chunk(&all);
-    }
+    let (all, out) = by_chunk(chunks);
     match json {
         true => print::divergence_json(&all, Some(cut), about),
         false => Ok(out + &print::divergence(&all)),
@@ -52,11 +58,7 @@ pub(crate) fn divergence_from_small(
     about: &About,
     json: bool,
 ) -> Result<String, serde_json::Error> {
-    let (mut all, mut out) = (Divergence::default(), String::new());
-    for chunk in chunks {
-        all.push(chunk);
-        out += &print::divergence_chunk(&all);
-    }
+    let (all, out) = by_chunk(chunks);
     let figures = small::figures(
         &all,
         Slack::of_mean(slacks, all.scored()),
