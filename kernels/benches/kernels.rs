@@ -46,6 +46,19 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
+    /// Whether the command line selects any benchmark among `names`. Preparing a benchmark can
+    /// take longer than running it.
+    fn selects(&self, names: &[String]) -> bool {
+        let mut words = std::env::args()
+            .skip(1)
+            .filter(|word| !word.starts_with('-'));
+        let Some(word) = words.next() else {
+            return true;
+        };
+        let id = |name| format!("{}/{name}", self.isa);
+        names.iter().any(|name| id(name).contains(&word))
+    }
+
     /// Times `run`, which does `work` (bytes or floating-point operations), against a limit if
     /// there is one.
     fn run(&mut self, name: &str, work: &Throughput, limit: Option<Limit>, mut run: impl FnMut()) {
@@ -134,8 +147,16 @@ fn no_cache(m: usize) -> KvStore {
 /// Quantizes random values: random bits would give denormal numbers, which slow vectors down.
 fn weights(ty: T, n: usize) -> Vec<u8> {
     let mut some = Vec::new();
-    quantize(ty, &Rng(1).floats(1 << 14), 1 << 14, None, &mut some)
-        .expect("whole blocks of finite values");
+    // the smallest types need an importance of each column
+    let importance = vec![1.0; 1 << 14];
+    quantize(
+        ty,
+        &Rng(1).floats(1 << 14),
+        1 << 14,
+        Some(&importance),
+        &mut some,
+    )
+    .expect("whole blocks of finite values");
     some.iter()
         .copied()
         .cycle()
@@ -150,6 +171,13 @@ fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             (Phase::Decode, 1, 4096, rows),
             (Phase::Prefill, TOKENS, 1024, 2048),
         ] {
+            let names = match phase {
+                Phase::Decode => vec![format!("pack/{ty}"), format!("generated/{ty}")],
+                Phase::Prefill => vec![format!("prompt/{ty}")],
+            };
+            if !bench.selects(&names) {
+                continue;
+            }
             let raw = weights(ty, rows * cols);
             let bytes = raw.len() as u64;
             let mut pool = Pool::new(bench.threads).expect("threads");
@@ -188,6 +216,37 @@ fn products(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
     }
 }
 
+/// Rows of a step that verifies drafts, or generates for several texts.
+const FEW_ROWS: [usize; 6] = [1, 2, 3, 4, 6, 8];
+
+/// Benchmarks products of a few rows: a weight is read once for all of them, so that the limit is
+/// that of one row.
+fn few_rows(bench: &mut Bench<'_>, read: Limit) {
+    let cols = 4096;
+    for ty in octavo_kernels::packed_types() {
+        let name = |m: usize| format!("rows/{ty}/{m}");
+        if !bench.selects(&FEW_ROWS.map(name)) {
+            continue;
+        }
+        let rows = BYTES / ty.block_bytes() * ty.block_len() / cols;
+        let raw = weights(ty, rows * cols);
+        let bytes = Throughput::Bytes(raw.len() as u64);
+        let raw = Arc::new(raw);
+        for m in FEW_ROWS {
+            let mut pool = Pool::new(bench.threads).expect("threads");
+            let shape = (ty, rows, cols);
+            let matrix =
+                Matrix::new(bench.isa, shape, raw.clone(), true, &mut pool).expect("a matrix");
+            let x = Rng(2).floats(m * cols);
+            let ops = vec![embed(m, cols, &x, 0), Op::MatMul { x: 0, w: 0 }.to(1)];
+            let program = program(ops, &[cols, rows], common::KV);
+            let executor = Executor::new(bench.isa, program, vec![matrix], pool);
+            let run = repeat(executor, no_cache(m), Phase::Decode, 0, m);
+            bench.run(&name(m), &bytes, Some(read), run);
+        }
+    }
+}
+
 /// Experts of a mixture, and experts per token.
 const EXPERTS: usize = 128;
 const USED: usize = 8;
@@ -197,7 +256,14 @@ const USED: usize = 8;
 fn experts(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
     let (n, cols) = (768, 2048);
     for ty in [T::Q4_K, T::Q8_0] {
-        for (phase, m) in [(Phase::Decode, 1), (Phase::Prefill, TOKENS)] {
+        for (phase, m, kind) in [
+            (Phase::Decode, 1, "generated"),
+            (Phase::Prefill, TOKENS, "prompt"),
+        ] {
+            let name = format!("{kind}/experts/{ty}");
+            if !bench.selects(std::slice::from_ref(&name)) {
+                continue;
+            }
             let turns = if m == 1 { EXPERTS / USED } else { 1 };
             let raw = weights(ty, EXPERTS * n * cols);
             let bytes = raw.len() as u64;
@@ -227,11 +293,11 @@ fn experts(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             match phase {
                 Phase::Decode => {
                     let work = Throughput::Bytes(bytes);
-                    bench.run(&format!("generated/experts/{ty}"), &work, Some(read), run);
+                    bench.run(&name, &work, Some(read), run);
                 }
                 Phase::Prefill => {
                     let work = Throughput::Elements((2 * m * USED * n * cols) as u64);
-                    bench.run(&format!("prompt/experts/{ty}"), &work, Some(flops), run);
+                    bench.run(&name, &work, Some(flops), run);
                 }
             }
         }
@@ -248,6 +314,14 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             (Phase::Decode, 4095, 1, deep, Some(WINDOW)),
             (Phase::Prefill, 0, TOKENS, 1, None),
         ] {
+            let name = match (phase, window) {
+                (Phase::Prefill, _) => format!("attend prompt/{ty}"),
+                (Phase::Decode, None) => format!("attend 4096/{ty}"),
+                (Phase::Decode, Some(window)) => format!("attend {window} of 4096/{ty}"),
+            };
+            if !bench.selects(std::slice::from_ref(&name)) {
+                continue;
+            }
             let scores = Scores {
                 window,
                 ..Scores::plain(0.09)
@@ -273,19 +347,13 @@ fn attention(bench: &mut Bench<'_>, read: Limit, flops: Limit) {
             match phase {
                 Phase::Decode => {
                     let bytes = layers * window.unwrap_or(start + m) * position;
-                    let of = window.map_or(String::new(), |window| format!("{window} of "));
-                    bench.run(
-                        &format!("attend {of}4096/{ty}"),
-                        &Throughput::Bytes(bytes as u64),
-                        Some(read),
-                        run,
-                    );
+                    bench.run(&name, &Throughput::Bytes(bytes as u64), Some(read), run);
                 }
                 Phase::Prefill => {
                     // scores and weighted sums, over half of the square (causal)
                     let flops_made = 2 * 2 * layers * heads * d * m * (m + 1) / 2;
                     let work = Throughput::Elements(flops_made as u64);
-                    bench.run(&format!("attend prompt/{ty}"), &work, Some(flops), run);
+                    bench.run(&name, &work, Some(flops), run);
                 }
             }
         }
@@ -389,6 +457,9 @@ fn elementwise(bench: &mut Bench<'_>) {
             embedding_input_width: 0,
             on_host: vec![],
         };
+        if !bench.selects(&[name.to_string()]) {
+            continue;
+        }
         let pool = Pool::new(bench.threads).expect("threads");
         let executor = Executor::new(bench.isa, program, Vec::new(), pool);
         let bytes = (16 * moved * TOKENS * n * 4) as u64;
@@ -419,6 +490,7 @@ fn main() {
             threads,
         };
         products(&mut bench, read, flops);
+        few_rows(&mut bench, read);
         experts(&mut bench, read, flops);
         attention(&mut bench, read, flops);
         elementwise(&mut bench);

@@ -135,14 +135,6 @@ pub(crate) struct StripPair<'a> {
     pub(crate) count: usize,
 }
 
-impl StripPair<'_> {
-    /// Start of strip `i`.
-    pub(crate) fn strip(&self, i: usize) -> *const u8 {
-        assert!(i < self.count);
-        self.at.wrapping_add(i * self.bytes)
-    }
-}
-
 impl<'a> Strips<'a> {
     /// Returns one or two strips; rows of a file are packed into `room`.
     pub(crate) fn pair(&self, strips: &Range<usize>, room: &mut Floats) -> StripPair<'a> {

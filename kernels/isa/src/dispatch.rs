@@ -23,7 +23,8 @@ pub(crate) mod prelude {
     pub(crate) use octavo_simd::function::{Activation, Function};
     pub(crate) use octavo_simd::generic::elementwise::{Activate, Combine};
     pub(crate) use octavo_simd::generic::{
-        attention, batch, elementwise, gemm, gemv, int8, int16, logits, probe, recurrence, routing,
+        attention, batch, elementwise, float_rows, gemm, gemv, int8, int16, logits, probe,
+        recurrence, routing,
     };
     pub(crate) use octavo_simd::kv_layout::KvType;
     pub(crate) use octavo_simd::pack;
@@ -119,9 +120,12 @@ macro_rules! float_kernels {
             fn pack_strip [F: Format] (rows: &[&[u8]], out: &mut [u8]) = pack::strip::<$simd, F>;
             fn pack_float_strip [E: Float] (rows: &[&[u8]], out: &mut [u8]) =
                 pack::strip_float::<$simd, E>;
-            fn gemv_float [E: Float, const N: usize, const M: usize] (
-                strips: *const u8, k: usize, x: (*const f32, usize), out: (*mut f32, usize),
-            ) = gemv::strips_float::<$simd, E, N, M>;
+            fn gemv_float [E: Float, const N: usize] (
+                strips: *const u8, k: usize, x: *const f32, out: *mut f32,
+            ) = gemv::strips_float::<$simd, E, N>;
+            fn float_rows [E: Float, const N: usize] (
+                strips: *const u8, k: usize, x: &[*const f32], out: (*mut f32, usize),
+            ) = float_rows::strips::<$simd, E, N>;
             fn panel_float [E: Float] (strip: *const u8, k0: usize, k1: usize, out: *mut f32) =
                 gemm::panel_float::<$simd, E>;
             fn pack_floats [] (
@@ -175,9 +179,8 @@ macro_rules! float_kernels {
             Packed {
                 pack: pack_float_strip::<E>,
                 gemv: Gemv::Float(FloatKernels {
-                    row: [gemv_float::<E, 1, 1>, gemv_float::<E, 2, 1>],
-                    rows: gemv_float::<E, 1, { gemv::float_rows::<$simd>() }>,
-                    at_once: gemv::float_rows::<$simd>(),
+                    row: [gemv_float::<E, 1>, gemv_float::<E, 2>],
+                    rows: [float_rows::<E, 1>, float_rows::<E, 2>],
                 }),
                 prompt: PromptKernels {
                     activations: &FLOATS,

@@ -76,18 +76,20 @@ pub enum Gemv {
     Float(FloatKernels),
 }
 
-/// Kernel that multiplies one strip, given its weights per row, by rows of activations; activations
-/// and results are each a first row and a stride in floats.
-pub type FloatKernel = unsafe fn(*const u8, usize, (*const f32, usize), (*mut f32, usize));
+/// Kernel that multiplies strips, given their weights per row, by a row of activations.
+pub type FloatKernel = unsafe fn(*const u8, usize, *const f32, *mut f32);
 
-/// Kernels that multiply activations by float weights.
+/// Kernel that multiplies strips, given their weights per row, by rows of activations, given by
+/// their addresses; results are a first row and a stride in floats.
+pub type FloatRowsKernel = unsafe fn(*const u8, usize, &[*const f32], (*mut f32, usize));
+
+/// Kernels that multiply activations by float weights: one strip, and a pair of them.
 #[derive(Clone, Copy)]
 pub struct FloatKernels {
-    /// Multiply one strip, and a pair of them, by one row.
+    /// One row.
     pub row: [FloatKernel; 2],
-    /// Multiplies one strip by `at_once` rows.
-    pub rows: FloatKernel,
-    pub at_once: usize,
+    /// Several rows.
+    pub rows: [FloatRowsKernel; 2],
 }
 
 /// Kernels that multiply integer activations by one weight format.

@@ -11,6 +11,7 @@ mod choosing;
 
 use super::arena::Codes;
 use super::gemv::PACKED;
+use super::gemv::multiply_floats;
 use super::grouping::{Grouping, Run};
 use super::matmul::{StripPairs, Tokens, pairs_at_once};
 use super::plan::Task;
@@ -360,14 +361,15 @@ impl SectionPart<'_> {
     ) {
         let (matrix, x) = (product.matrix, self.view.buffers[product.x]);
         let cols = matrix.cols;
-        for (i, choice) in choices.iter().enumerate() {
-            // SAFETY: the input is finished and has this row; strips are whole, and their results
-            // have room.
-            unsafe {
-                let x = x.read(self.input_of(product, *choice) * cols, cols);
-                let to = (near.at.add(i * near.width), near.width);
-                kernels.row[strips.count - 1](strips.at, cols, (x.as_ptr(), cols), to);
-            }
+        // SAFETY: the input is finished and has these rows; strips are whole, and their results
+        // have room.
+        unsafe {
+            let input = |choice: &u32| {
+                let row = self.input_of(product, *choice);
+                x.read(row * cols, cols).as_ptr()
+            };
+            let to = (near.at, near.width);
+            multiply_floats(kernels, strips, cols, choices.iter().map(input), to);
         }
     }
 

@@ -13,7 +13,7 @@ use crate::strips::{StripPair, Strips};
 use octavo_simd::act::{ACT_GROUP, ActRow};
 use octavo_simd::generic::batch;
 use octavo_simd::generic::elementwise::Operands;
-use octavo_simd::table::{CodeKernels, FloatKernel, FloatKernels, Gemv};
+use octavo_simd::table::{CodeKernels, FloatKernels, Gemv};
 
 /// Panic message where packed strips are missing.
 pub(super) const PACKED: &str = "a task reads codes or floats of packed matrices only";
@@ -225,8 +225,7 @@ impl SectionPart<'_> {
         }
     }
 
-    /// Multiplies strips of float weights by some rows of a slot: each strip by as many rows as
-    /// registers have room for, and both together by those that are left.
+    /// Multiplies one or two strips of float weights by some rows of a slot.
     ///
     /// # Safety
     /// As [`SectionPart::multiply`]; the strips are as wide as the slot.
@@ -237,24 +236,44 @@ impl SectionPart<'_> {
         (x, rows): (Slot, &Range<usize>),
         to: Results,
     ) {
-        let (cols, n, first) = (self.width(x), kernels.at_once, rows.start);
+        let cols = self.width(x);
         assert!(rows.end <= self.n_rows(x));
         // SAFETY: the input is finished and has these rows, and the results are the caller's.
         unsafe {
-            let multiply = |kernel: FloatKernel, strip, rows: Range<usize>, column: usize| {
-                let values = self.view.buffers[x].read(rows.start * cols, rows.len() * cols);
-                let at = to.0.add((rows.start - first) * to.1 + column);
-                kernel(strip, cols, (values.as_ptr(), cols), (at, to.1));
-            };
-            let left = rows.end - rows.len() % n;
-            for s in 0..pair.count {
-                for row in (first..left).step_by(n) {
-                    multiply(kernels.rows, pair.strip(s), row..row + n, s * pair.r);
-                }
-            }
-            for row in left..rows.end {
-                multiply(kernels.row[pair.count - 1], pair.at, row..row + 1, 0);
+            let input = |row: usize| self.view.buffers[x].read(row * cols, cols).as_ptr();
+            multiply_floats(kernels, pair, cols, rows.clone().map(input), to);
+        }
+    }
+}
+
+/// Multiplies one or two strips of float weights by rows of `cols` activations.
+///
+/// # Safety
+/// The kernels are of this CPU, strips are whole, rows are finished; `to` has room for the results,
+/// which are the caller's.
+pub(super) unsafe fn multiply_floats(
+    kernels: &FloatKernels,
+    pair: StripPair<'_>,
+    cols: usize,
+    mut rows: impl ExactSizeIterator<Item = *const f32>,
+    (to, stride): Results,
+) {
+    let mut x = [std::ptr::null(); GENERATED_ROWS];
+    let mut done = 0;
+    while rows.len() > 0 {
+        let mut n = 0;
+        for (x, row) in x.iter_mut().zip(&mut rows) {
+            *x = row;
+            n += 1;
+        }
+        // SAFETY: passed on.
+        unsafe {
+            let to = to.add(done * stride);
+            match x[..n] {
+                [x] => kernels.row[pair.count - 1](pair.at, cols, x, to),
+                ref x => kernels.rows[pair.count - 1](pair.at, cols, x, (to, stride)),
             }
         }
+        done += n;
     }
 }

@@ -179,70 +179,55 @@ pub(super) unsafe fn dot_to_sum<S: Simd, const MIN: bool>(
     }
 }
 
-/// Rows that [`strips_float`] takes of one strip at a time: their sums are half of the registers.
-pub const fn float_rows<S: Simd>() -> usize {
-    if S::R == 16 { 4 } else { 2 }
-}
+/// Sums of each output of float weights, which hide the latency of a multiply-add: weight `i` is
+/// added to sum `i % SUMS`.
+pub const SUMS: usize = 4;
 
-/// Multiplies `N` neighbouring strips of float weights, packed as `[k][R]`, by `M` rows of
-/// activations in f32: `x` and `out` are the first row's addresses and the strides between rows.
-/// Two strips are two streams from memory, as for [`strips`].
+/// Multiplies `N` neighbouring strips of float weights, packed as `[k][R]`, by a row of `k`
+/// activations in f32. Two strips are two streams from memory, as for [`strips`].
 ///
 /// # Safety
-/// `strips` holds `N * k * R` elements, each row of `x` is `k` floats, each of `out` `N * R`
-/// writable floats.
+/// `strips` holds `N * k * R` elements, `x` is `k` floats, `out` has `N * R` writable floats.
 #[inline(always)]
-#[allow(clippy::needless_range_loop)] // see `strips`
-pub unsafe fn strips_float<S: Simd, E: Float, const N: usize, const M: usize>(
+pub unsafe fn strips_float<S: Simd, E: Float, const N: usize>(
     strips: *const u8,
     k: usize,
-    x: (*const f32, usize),
-    out: (*mut f32, usize),
+    x: *const f32,
+    out: *mut f32,
 ) {
     let row = E::BYTES * S::R;
     let strip_bytes = k * row;
-    // SAFETY: offsets stay inside the strips and the rows by the caller's promise; prefetches may
+    // SAFETY: offsets stay inside the strips and the row by the caller's promise; prefetches may
     // point past the end.
     unsafe {
         let prefetch = Prefetch::here();
-        // four sums hide the latency of the multiply-add
-        let mut sums = [[[S::zero(); 4]; N]; M];
+        let mut sums = [[S::zero(); SUMS]; N];
         let mut i = 0;
-        while i + 4 <= k {
+        while i + SUMS <= k {
             let p = strips.add(i * row);
             // after a strip's end comes the next one that is not being read
             let ahead = i * row + prefetch.bytes;
             let end = usize::from(ahead >= strip_bytes) * (N - 1) * strip_bytes;
-            for n in 0..N {
+            for (n, sums) in sums.iter_mut().enumerate() {
                 let soon = strips.wrapping_add(n * strip_bytes + ahead + end);
-                for line in 0..(4 * row) / 64 {
+                for line in 0..(SUMS * row) / 64 {
                     prefetch.line::<S>(soon.wrapping_add(64 * line));
                 }
-                for j in 0..4 {
+                for (j, sum) in sums.iter_mut().enumerate() {
                     let w = E::load::<S>(p.add(n * strip_bytes + j * row));
-                    for t in 0..M {
-                        let x = x.0.add(t * x.1 + i + j).read();
-                        sums[t][n][j] = S::fma(w, S::set1(x), sums[t][n][j]);
-                    }
+                    *sum = S::fma(w, S::set1(x.add(i + j).read()), *sum);
                 }
             }
-            i += 4;
+            i += SUMS;
         }
         for i in i..k {
-            for n in 0..N {
+            for (n, sums) in sums.iter_mut().enumerate() {
                 let w = E::load::<S>(strips.add(n * strip_bytes + i * row));
-                for t in 0..M {
-                    let x = x.0.add(t * x.1 + i).read();
-                    sums[t][n][i % 4] = S::fma(w, S::set1(x), sums[t][n][i % 4]);
-                }
+                sums[i % SUMS] = S::fma(w, S::set1(x.add(i).read()), sums[i % SUMS]);
             }
         }
-        for t in 0..M {
-            for n in 0..N {
-                let [a, b, c, d] = sums[t][n];
-                let sum = S::add(S::add(a, c), S::add(b, d));
-                S::store(out.0.add(t * out.1 + n * S::R), sum);
-            }
+        for (n, [a, b, c, d]) in sums.into_iter().enumerate() {
+            S::store(out.add(n * S::R), S::add(S::add(a, c), S::add(b, d)));
         }
     }
 }

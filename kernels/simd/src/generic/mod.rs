@@ -5,6 +5,7 @@
 pub mod attention;
 pub mod batch;
 pub mod elementwise;
+pub mod float_rows;
 pub mod gemm;
 pub mod gemv;
 pub mod int16;
