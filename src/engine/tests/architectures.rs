@@ -72,7 +72,11 @@ fn variant(shared: &Path, (name, context): (&str, Option<usize>)) -> Recorded {
 /// Returns every model of a supported architecture, except embedding models, which have no logits.
 fn recorded(shared: &Path) -> Vec<Recorded> {
     let mut all: Vec<Recorded> = VARIANTS.map(|of| variant(shared, of)).into();
-    for entry in std::fs::read_dir(shared.join("arch/models")).expect("a folder of models") {
+    let models = |wave: &str| {
+        let folder = shared.join(wave).join("models");
+        std::fs::read_dir(folder).expect("a folder of models")
+    };
+    for entry in models("arch").chain(models("arch2")) {
         let model = entry.expect("an entry").path();
         let gguf = Gguf::open(&model, &OpenOptions::default()).expect("a model");
         let Ok(arch) = Arch::of_file(&gguf) else {
@@ -86,7 +90,8 @@ fn recorded(shared: &Path) -> Vec<Recorded> {
             .expect("a name")
             .to_string_lossy()
             .into_owned();
-        let goldens = shared.join("arch/goldens").join(&name);
+        let wave = model.ancestors().nth(2).expect("a folder");
+        let goldens = wave.join("goldens").join(&name);
         all.push(Recorded {
             name,
             model,

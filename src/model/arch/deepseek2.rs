@@ -1,10 +1,8 @@
 //! DeepSeek V2, V3 and R1, and models built on them (GLM 4.7 Flash, Kimi K2, Mistral Large 3):
 //! multi-head latent attention (MLA), and experts in all but the first layers.
 
-use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Pairing, Spec, pre_norm_layer};
-use crate::hparams::{
-    DefaultWidth, ExpertRules, Gating, MIXTURE, RouterKeys, experts, latent_scores,
-};
+use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, experts_after_dense};
+use crate::hparams::{self, DefaultWidth, ExpertRules, Gating, MIXTURE, RouterKeys, latent_scores};
 
 pub(super) const SPEC: Spec = Spec {
     name: "deepseek2",
@@ -21,7 +19,7 @@ pub(super) const SPEC: Spec = Spec {
         "rope.scaling.yarn_log_multiplier",
     ],
     read_hparams,
-    layer,
+    layer: experts_after_dense,
     ..DECODER
 };
 
@@ -40,18 +38,6 @@ fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
         n_ff: DefaultWidth::Required,
         ..MIXTURE
     };
-    h.experts = Some(experts(k, h, rules)?);
-    h.leading_dense = k
-        .count("leading_dense_block_count", 0..=h.n_layer(), Some(0))?
-        .value;
+    hparams::experts_after_dense(k, h, rules)?;
     Ok(())
-}
-
-fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    pre_norm_layer(b, l, |b| {
-        if l < b.h.leading_dense {
-            return Ok(Ffn::Dense(b.gated_ffn(l)?));
-        }
-        Ok(Ffn::Experts(b.experts(l)?))
-    })
 }

@@ -2,7 +2,7 @@
 
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Pairing, Spec};
 use super::{pre_norm_layer, with_output_bias};
-use crate::hparams::{DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts};
+use crate::hparams::{DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, experts_after_dense};
 
 pub(super) const SPEC: Spec = Spec {
     name: "ernie4_5-moe",
@@ -18,10 +18,7 @@ fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
         n_ff: DefaultWidth::Required,
         ..MIXTURE
     };
-    h.experts = Some(experts(k, h, rules)?);
-    h.leading_dense = k
-        .count("leading_dense_block_count", 0..=h.n_layer(), Some(0))?
-        .value;
+    experts_after_dense(k, h, rules)?;
     h.expert_period = k
         .count("interleave_moe_layer_step", 1..=h.n_layer(), Some(1))?
         .value;

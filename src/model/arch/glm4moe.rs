@@ -3,7 +3,7 @@
 
 use super::{Binder, DECODER, Error, Ffn, Hparams, Keys, Layer, Spec, blk, taps};
 use super::{pre_norm_layer_with, with_head_norms};
-use crate::hparams::{DefaultWidth, ExpertRules, Gating, MIXTURE, RouterKeys, experts};
+use crate::hparams::{DefaultWidth, ExpertRules, Gating, MIXTURE, RouterKeys, experts_after_dense};
 use crate::hparams::{SECTIONS, sections_if_any};
 use crate::weights::Experts;
 
@@ -29,11 +29,8 @@ fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
         n_ff: DefaultWidth::Required,
         ..MIXTURE
     };
-    h.experts = Some(experts(k, h, rules)?);
+    experts_after_dense(k, h, rules)?;
     sections_if_any(k, h)?;
-    h.leading_dense = k
-        .count("leading_dense_block_count", 0..=h.n_layer(), Some(0))?
-        .value;
     Ok(())
 }
 

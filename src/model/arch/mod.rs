@@ -1,14 +1,21 @@
 //! The supported architectures: one file each, with its own hyperparameters, weights and layer. To
 //! add one, add that file, its `mod` and a line in the list of all.
 
+mod arcee;
+mod bailingmoe2;
 mod bert;
+mod chatglm;
 mod cohere2;
 mod command_r;
+mod deepseek;
 mod deepseek2;
+mod dots1;
 mod ernie4_5;
 mod ernie4_5_moe;
 mod eurobert;
+mod exaone;
 mod exaone4;
+mod exaone_moe;
 mod falcon;
 mod falcon_h1;
 mod gemma;
@@ -23,20 +30,26 @@ mod granite;
 mod granitehybrid;
 mod granitemoe;
 mod hunyuan_dense;
+mod hunyuan_moe;
 mod images;
+mod internlm2;
 mod jina_bert_v3;
 mod kinds;
+mod layers;
 mod lfm2;
 mod lfm2moe;
 mod llama;
 mod mamba2;
 mod minicpm;
+mod minimax_m2;
 mod mistral3;
+mod mistral4;
 mod modern_bert;
 mod nemotron;
 mod neo_bert;
 mod nomic_bert;
 mod olmo2;
+mod olmoe;
 mod phi2;
 mod phi3;
 mod qwen2;
@@ -66,22 +79,32 @@ pub(crate) use images::Images;
 pub(crate) use kinds::Classifier;
 pub(super) use kinds::{QkNorm, Recurrent};
 
-use super::weights::{
-    Attention, Binder, EmbeddingsAndHead, Ffn, Layer, NormWeights, Recurrence, Weights, blk,
-};
+use super::weights::{Attention, Binder, EmbeddingsAndHead, Ffn, Layer, NormWeights, Weights, blk};
 use crate::error::Error;
+use layers::{
+    NUMBERED_POST_NORMS, POST_NORMS, PostNorms, bare_layer, biased_layer, dense_layer,
+    expert_layer, experts_after_dense, pre_norm_layer, pre_norm_layer_with, qk_normed_layer,
+    with_head_norms, with_output_bias, with_post_norms, with_qk_norms, with_whole_norms,
+};
 use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. A new one needs its file and a line here.
-static ALL: [Arch; 49] = [
+static ALL: [Arch; 61] = [
+    Arch(&arcee::SPEC),
+    Arch(&bailingmoe2::SPEC),
     Arch(&bert::SPEC),
+    Arch(&chatglm::SPEC),
     Arch(&cohere2::SPEC),
     Arch(&command_r::SPEC),
+    Arch(&deepseek::SPEC),
     Arch(&deepseek2::SPEC),
+    Arch(&dots1::SPEC),
     Arch(&ernie4_5::SPEC),
     Arch(&ernie4_5_moe::SPEC),
     Arch(&eurobert::SPEC),
+    Arch(&exaone::SPEC),
     Arch(&exaone4::SPEC),
+    Arch(&exaone_moe::SPEC),
     Arch(&falcon::SPEC),
     Arch(&falcon_h1::SPEC),
     Arch(&gemma::SPEC),
@@ -96,18 +119,23 @@ static ALL: [Arch; 49] = [
     Arch(&granitehybrid::SPEC),
     Arch(&granitemoe::SPEC),
     Arch(&hunyuan_dense::SPEC),
+    Arch(&hunyuan_moe::SPEC),
+    Arch(&internlm2::SPEC),
     Arch(&jina_bert_v3::SPEC),
     Arch(&lfm2::SPEC),
     Arch(&lfm2moe::SPEC),
     Arch(&llama::SPEC),
     Arch(&mamba2::SPEC),
     Arch(&minicpm::SPEC),
+    Arch(&minimax_m2::SPEC),
     Arch(&mistral3::SPEC),
+    Arch(&mistral4::SPEC),
     Arch(&modern_bert::SPEC),
     Arch(&nemotron::SPEC),
     Arch(&neo_bert::SPEC),
     Arch(&nomic_bert::SPEC),
     Arch(&olmo2::SPEC),
+    Arch(&olmoe::SPEC),
     Arch(&phi2::SPEC),
     Arch(&phi3::SPEC),
     Arch(&qwen2::SPEC),
@@ -158,6 +186,8 @@ pub(super) struct Spec {
     pub(super) images: Images,
     /// LongRoPE is allowed: one of two lists of angle divisors, chosen by context length.
     pub(super) longrope: bool,
+    /// YaRN's ramp is the usual one, whatever the file says.
+    pub(super) ignores_yarn_betas: bool,
     /// Heads must fill the embedding width exactly.
     pub(super) heads_fill_width: bool,
     /// Kind of norm.
@@ -220,6 +250,7 @@ const DECODER: Spec = Spec {
     sections: None,
     images: Images::None,
     longrope: false,
+    ignores_yarn_betas: false,
     heads_fill_width: false,
     norm: Norm::Rms,
     feature: Feature::Silu,
@@ -321,173 +352,4 @@ pub(super) fn build(h: &Hparams, w: &Weights, rows: HiddenRows) -> Graph {
         layers.push(x);
     }
     b.head(x, layers)
-}
-
-/// Binds a pre-norm layer with a gated feed-forward block, without optional weights.
-fn dense_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    pre_norm_layer(b, l, |b| Ok(Ffn::Dense(b.gated_ffn(l)?)))
-}
-
-/// Binds a pre-norm layer with experts, or a dense one where the model has none.
-fn expert_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    match b.h.experts {
-        Some(_) => pre_norm_layer(b, l, |b| Ok(Ffn::Experts(b.experts(l)?))),
-        None => dense_layer(b, l),
-    }
-}
-
-/// Binds a pre-norm layer with the feed-forward block that `ffn` binds.
-fn pre_norm_layer<'b>(
-    b: &mut Binder<'b>,
-    l: usize,
-    ffn: impl FnOnce(&mut Binder<'b>) -> Result<Ffn, Error>,
-) -> Result<Layer, Error> {
-    pre_norm_layer_with(b, l, ["ffn_norm", taps::FFN_NORM], ffn)
-}
-
-/// Does the same with another tensor and tap name for the norm before the feed-forward block.
-fn pre_norm_layer_with<'b>(
-    b: &mut Binder<'b>,
-    l: usize,
-    [ffn_norm, tap]: [&'static str; 2],
-    ffn: impl FnOnce(&mut Binder<'b>) -> Result<Ffn, Error>,
-) -> Result<Layer, Error> {
-    let attn_norm = b.layer_norm(l, "attn_norm", taps::ATTN_NORM)?;
-    let bare = bare_layer(b, l, ffn)?;
-    Ok(Layer {
-        attn_norm: Some(attn_norm),
-        ffn_norm: Some(b.layer_norm(l, ffn_norm, tap)?),
-        ..bare
-    })
-}
-
-/// Binds such a layer with the biases that the file has, on attention's output and in the dense
-/// feed-forward block.
-fn biased_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    let layer = expert_layer(b, l)?;
-    let layer = with_output_bias(b, l, layer)?;
-    Ok(Layer {
-        ffn: match layer.ffn {
-            Ffn::Dense(ffn) => Ffn::Dense(b.ffn_biases(l, ffn)?),
-            others => others,
-        },
-        ..layer
-    })
-}
-
-/// Adds the bias of attention's output projection, where the file has one.
-fn with_output_bias(b: &mut Binder<'_>, l: usize, layer: Layer) -> Result<Layer, Error> {
-    layer.attending(|attention| {
-        let bo = b.optional_vector(&blk(l, "attn_output.bias"), b.h.n_embd())?;
-        Ok(Attention { bo, ..attention })
-    })
-}
-
-/// Binds such a layer with a norm of each query and key head.
-fn qk_normed_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    let layer = expert_layer(b, l)?;
-    with_head_norms(b, l, layer)
-}
-
-/// Adds a norm of each query and key head.
-fn with_head_norms(b: &mut Binder<'_>, l: usize, layer: Layer) -> Result<Layer, Error> {
-    let widths = [b.h.layers[l].head_dim; 2];
-    with_qk_norms(b, l, layer, widths)
-}
-
-/// Adds norms of queries and keys over groups of `widths` values.
-fn with_qk_norms(
-    b: &mut Binder<'_>,
-    l: usize,
-    layer: Layer,
-    widths: [usize; 2],
-) -> Result<Layer, Error> {
-    let names = b.h.arch.spec().qk_normed;
-    layer.attending(|attention| {
-        Ok(Attention {
-            q_norm: Some(b.norm(&blk(l, "attn_q_norm"), widths[0], names[0])?),
-            k_norm: Some(b.norm(&blk(l, "attn_k_norm"), widths[1], names[1])?),
-            ..attention
-        })
-    })
-}
-
-/// Tap names of the norms after attention and after the feed-forward block.
-struct PostNorms {
-    attn: &'static str,
-    ffn: &'static str,
-    /// Whether the second name carries the layer's number.
-    ffn_is_numbered: bool,
-}
-
-/// The usual names.
-const POST_NORMS: PostNorms = PostNorms {
-    attn: taps::ATTN_POST_NORM,
-    ffn: taps::FFN_POST_NORM,
-    ffn_is_numbered: false,
-};
-
-/// The usual names, both with the layer's number.
-const NUMBERED_POST_NORMS: PostNorms = PostNorms {
-    ffn_is_numbered: true,
-    ..POST_NORMS
-};
-
-/// Adds norms of the results of attention and the feed-forward block.
-fn with_post_norms(
-    b: &mut Binder<'_>,
-    l: usize,
-    layer: Layer,
-    names: &PostNorms,
-) -> Result<Layer, Error> {
-    Ok(Layer {
-        attn_post_norm: Some(b.layer_norm(l, "post_attention_norm", names.attn)?),
-        ffn_post_norm: Some(NormWeights {
-            numbered: names.ffn_is_numbered,
-            ..b.layer_norm(l, "post_ffw_norm", names.ffn)?
-        }),
-        ..layer
-    })
-}
-
-/// Binds a layer without norms.
-fn bare_layer<'b>(
-    b: &mut Binder<'b>,
-    l: usize,
-    ffn: impl FnOnce(&mut Binder<'b>) -> Result<Ffn, Error>,
-) -> Result<Layer, Error> {
-    let sizes = &b.h.layers[l];
-    let (attends, recurs) = (sizes.attends(), sizes.recurs());
-    let latent = b.h.arch.spec().latent;
-    Ok(Layer {
-        latent: latent.then(|| b.latent_attention(l)).transpose()?,
-        attention: (attends && !latent).then(|| attention(b, l)).transpose()?,
-        recurrence: recurs.then(|| recurrence(b, l)).transpose()?,
-        ..Layer::new(ffn(b)?)
-    })
-}
-
-fn attention(b: &mut Binder<'_>, l: usize) -> Result<Attention, Error> {
-    let (n_embd, q_width) = (b.h.n_embd(), b.h.layers[l].q_width());
-    let qkv = b.qkv(l)?;
-    let wo = b.matrix(&blk(l, "attn_output.weight"), n_embd, q_width)?;
-    Ok(Attention {
-        gated: b.h.arch.spec().gated_attention,
-        wk: Some(qkv.w[1]),
-        wv: Some(qkv.w[2]),
-        bq: qkv.b[0],
-        bk: qkv.b[1],
-        bv: qkv.b[2],
-        ..Attention::new(qkv.w[0], wo)
-    })
-}
-
-fn recurrence(b: &mut Binder<'_>, l: usize) -> Result<Recurrence, Error> {
-    let recurrent = b.h.arch.spec().recurrent;
-    Ok(match recurrent.expect("it has recurrent layers") {
-        Recurrent::DeltaNet(_) => Recurrence::DeltaNet(b.delta_net(l)?),
-        Recurrent::ShortConv => Recurrence::ShortConv(b.short_conv(l)?),
-        Recurrent::Mamba2 => Recurrence::Mamba2(b.mamba2(l, taps::MAMBA_OUT, false)?),
-        Recurrent::Mamba2Beside => Recurrence::Mamba2(b.mamba2(l, taps::SSM_OUT, true)?),
-    })
 }

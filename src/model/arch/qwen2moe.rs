@@ -2,7 +2,7 @@
 //! shared expert.
 
 use super::{Binder, DECODER, Error, Ffn, Layer, Spec, blk, pre_norm_layer};
-use crate::hparams::{EXPERT_KEYS, ExpertRules, MIXTURE, experts};
+use crate::hparams::{EXPERT_KEYS, ExpertRules, MIXTURE, SharedWidth, experts};
 use crate::weights::Experts;
 
 pub(super) const SPEC: Spec = Spec {
@@ -11,7 +11,7 @@ pub(super) const SPEC: Spec = Spec {
     read_hparams: |k, h| {
         let rules = ExpertRules {
             normalized: Some(false),
-            always_shared: true,
+            shared: SharedWidth::LikeDense,
             ..MIXTURE
         };
         h.experts = Some(experts(k, h, rules)?);

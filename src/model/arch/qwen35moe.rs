@@ -3,7 +3,7 @@
 use super::qwen2moe::gated_experts;
 use super::qwen35::{self, normed_layer};
 use super::{Error, Hparams, Keys, Spec, taps};
-use crate::hparams::{ExpertRules, MIXTURE, experts};
+use crate::hparams::{ExpertRules, MIXTURE, SharedWidth, experts};
 
 pub(super) const SPEC: Spec = Spec {
     name: "qwen35moe",
@@ -20,7 +20,7 @@ pub(super) const SPEC: Spec = Spec {
 
 pub(super) fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let rules = ExpertRules {
-        always_shared: true,
+        shared: SharedWidth::LikeDense,
         ..MIXTURE
     };
     h.experts = Some(experts(k, h, rules)?);

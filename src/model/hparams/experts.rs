@@ -53,8 +53,23 @@ pub(crate) struct ExpertRules {
     pub(crate) normalized: Option<bool>,
     /// Feed-forward width without `expert_feed_forward_length`.
     pub(crate) n_ff: DefaultWidth,
-    /// There is always a shared expert, by default as wide as `feed_forward_length`.
-    pub(crate) always_shared: bool,
+    /// Where the width of shared experts comes from.
+    pub(crate) shared: SharedWidth,
+}
+
+/// Width of the shared experts.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SharedWidth {
+    /// `expert_shared_feed_forward_length`, or `expert_shared_count` times an expert's width; none
+    /// without either key.
+    Keyed,
+    /// `expert_shared_feed_forward_length`, by default `feed_forward_length`.
+    LikeDense,
+    /// `expert_shared_feed_forward_length`, by default an expert's width.
+    LikeExpert,
+    /// `expert_shared_count`, which is required, times `expert_shared_feed_forward_length`, by
+    /// default an expert's width.
+    Multiplied,
 }
 
 /// Router keys llama.cpp reads for an architecture. Most architectures support a single way of
@@ -65,8 +80,26 @@ pub(crate) enum RouterKeys {
     Nothing,
     /// `expert_gating_func`.
     Gating,
+    /// `expert_weights_scale`.
+    Scale,
     /// `expert_gating_func` and `expert_weights_scale`.
     GatingAndScale,
+    /// `expert_gating_func`, which is required.
+    RequiredGating,
+    /// `expert_gating_func`, which is required, and `expert_weights_scale`.
+    RequiredGatingAndScale,
+}
+
+impl RouterKeys {
+    fn requires_gating(self) -> bool {
+        use RouterKeys::{RequiredGating, RequiredGatingAndScale};
+        matches!(self, RequiredGating | RequiredGatingAndScale)
+    }
+
+    fn has_scale(self) -> bool {
+        use RouterKeys::{GatingAndScale, RequiredGatingAndScale, Scale};
+        matches!(self, Scale | GatingAndScale | RequiredGatingAndScale)
+    }
 }
 
 /// Feed-forward width of an expert without a key for it.
@@ -86,7 +119,7 @@ pub(crate) const MIXTURE: ExpertRules = ExpertRules {
     router_keys: RouterKeys::Nothing,
     normalized: Some(true),
     n_ff: DefaultWidth::Divided,
-    always_shared: false,
+    shared: SharedWidth::Keyed,
 };
 
 /// Keys [`experts`] reads, among those refused by default.
@@ -107,15 +140,33 @@ pub(crate) fn experts_if_any(
     }
 }
 
+/// Reads the experts' keys, and the number of first layers that are dense.
+pub(crate) fn experts_after_dense(
+    k: &mut Keys<'_>,
+    h: &mut Hparams,
+    rules: ExpertRules,
+) -> Result<(), Error> {
+    h.experts = Some(experts(k, h, rules)?);
+    h.leading_dense = k
+        .count("leading_dense_block_count", 0..=h.n_layer(), Some(0))?
+        .value;
+    Ok(())
+}
+
 /// Reads the experts' keys.
 pub(crate) fn experts(k: &mut Keys<'_>, h: &Hparams, rules: ExpertRules) -> Result<Experts, Error> {
     let count = k.count("expert_count", 1..=MAX_EXPERTS, None)?.value;
     let used = k.uniform("expert_used_count", h.n_layer(), 1..=count, None)?;
     let n_ff = width(k, h, rules.n_ff, used)?;
-    let shared_n_ff = if rules.always_shared {
-        always_shared_width(k, h)?
-    } else {
-        shared_width(k, n_ff)?
+    let shared_n_ff = match rules.shared {
+        SharedWidth::Keyed => shared_width(k, n_ff)?,
+        SharedWidth::LikeDense => always_shared_width(k, h.layers[0].n_ff)?,
+        SharedWidth::LikeExpert => always_shared_width(k, n_ff)?,
+        SharedWidth::Multiplied => {
+            let one = always_shared_width(k, n_ff)?;
+            let count = k.count(SHARED_COUNT, 0..=MAX_EXPERTS, None)?.value;
+            shared_together(k, count, one)?
+        }
     };
     let normalized = match rules.normalized {
         Some(normalized) => normalized,
@@ -154,31 +205,36 @@ fn width(
 }
 
 const SHARED_WIDTH: &str = "expert_shared_feed_forward_length";
+const SHARED_COUNT: &str = "expert_shared_count";
 
 /// Returns the width of a shared expert that is always there: 0 counts as a missing key.
-fn always_shared_width(k: &mut Keys<'_>, h: &Hparams) -> Result<usize, Error> {
+fn always_shared_width(k: &mut Keys<'_>, default: usize) -> Result<usize, Error> {
     let range = 0..=MAX_WIDTH;
-    let whole = Some(h.layers[0].n_ff).filter(|n| *n > 0);
-    match k.count(SHARED_WIDTH, range, whole)?.value {
-        0 => whole.ok_or_else(|| k.missing(k.full(SHARED_WIDTH), "a number above 0")),
+    let default = Some(default).filter(|n| *n > 0);
+    match k.count(SHARED_WIDTH, range, default)?.value {
+        0 => default.ok_or_else(|| k.missing(k.full(SHARED_WIDTH), "a number above 0")),
         n => Ok(n),
     }
 }
 
 /// Reads the shared width: stored as a width, or as a number of experts of the usual width.
 fn shared_width(k: &mut Keys<'_>, n_ff: usize) -> Result<usize, Error> {
-    const COUNT: &str = "expert_shared_count";
     if k.get(SHARED_WIDTH).is_some() {
         return Ok(k.count(SHARED_WIDTH, 0..=MAX_WIDTH, None)?.value);
     }
-    if k.get(COUNT).is_none() {
+    if k.get(SHARED_COUNT).is_none() {
         return Ok(0);
     }
-    let count = k.count(COUNT, 0..=MAX_EXPERTS, None)?.value;
-    let width = Some(count * n_ff).filter(|width| *width <= MAX_WIDTH);
+    let count = k.count(SHARED_COUNT, 0..=MAX_EXPERTS, None)?.value;
+    shared_together(k, count, n_ff)
+}
+
+/// Returns the width of `count` shared experts of `one` each.
+fn shared_together(k: &Keys<'_>, count: usize, one: usize) -> Result<usize, Error> {
+    let width = count.checked_mul(one).filter(|width| *width <= MAX_WIDTH);
     width.ok_or_else(|| {
-        let expected = format!("shared experts of {n_ff}, at most {MAX_WIDTH} together");
-        k.bad(k.full(COUNT), expected, count.to_string())
+        let expected = format!("shared experts of {one}, at most {MAX_WIDTH} together");
+        k.bad(k.full(SHARED_COUNT), expected, count.to_string())
     })
 }
 
@@ -190,12 +246,14 @@ fn gating(k: &mut Keys<'_>, rules: ExpertRules) -> Result<Gating, Error> {
         Gating::Sigmoid => 2,
         Gating::SoftmaxOfChosen => 3,
     };
-    if rules.router_keys == RouterKeys::Nothing {
+    if matches!(rules.router_keys, RouterKeys::Nothing | RouterKeys::Scale) {
         k.warn_of_unheard(KEY, &[0.0, f64::from(number)]);
         return Ok(default);
     }
     // converters write 0 when they do not know the function
-    match k.count(KEY, 0..=4, Some(number.into()))?.value {
+    let required = rules.router_keys.requires_gating();
+    let absent = Some(number.into()).filter(|_| !required);
+    match k.count(KEY, usize::from(required)..=4, absent)?.value {
         0 => Ok(default),
         1 => Ok(Gating::Softmax),
         2 => Ok(Gating::Sigmoid),
@@ -207,7 +265,7 @@ fn gating(k: &mut Keys<'_>, rules: ExpertRules) -> Result<Gating, Error> {
 /// Reads the factor on all weights.
 fn scale(k: &mut Keys<'_>, router_keys: RouterKeys) -> Result<f32, Error> {
     const KEY: &str = "expert_weights_scale";
-    if router_keys != RouterKeys::GatingAndScale {
+    if !router_keys.has_scale() {
         k.warn_of_unheard(KEY, &[0.0, 1.0]);
         return Ok(1.0);
     }

@@ -26,8 +26,8 @@ use crate::keys::{Entry, Keys, Source, Sourced, show};
 use layers::Layers;
 
 pub(crate) use experts::{
-    DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, PREDICTION_LAYERS, RouterKeys, experts,
-    experts_if_any,
+    DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, PREDICTION_LAYERS, RouterKeys, SharedWidth,
+    experts, experts_after_dense, experts_if_any,
 };
 pub use experts::{Experts, Gating};
 pub use latent::LatentHparams;
@@ -40,8 +40,8 @@ pub use recurrent::RecurrentHparams;
 pub use rope::{RopeHparams, ScalingKind};
 pub(crate) use rope::{SECTIONS, Sections, sections_if_any};
 pub(crate) use windows::{
-    only_windows_turn, sliding_window_rope_base, windows, windows_after_dense, windows_have_heads,
-    windows_or_none, windows_turn_by,
+    only_windows_turn, required_windows, sliding_window_rope_base, windows, windows_after_dense,
+    windows_have_heads, windows_or_none, windows_turn_by,
 };
 
 /// Maximum number of layers (llama.cpp's limit is of the same size).

@@ -96,8 +96,15 @@ pub(super) fn read(
         Some(context),
     )?;
     let attn_factor = k.positive("rope.scaling.attn_factor", f32::INFINITY, Some(1.0))?;
-    let beta_fast = k.positive("rope.scaling.yarn_beta_fast", f32::INFINITY, Some(32.0))?;
-    let beta_slow = k.positive("rope.scaling.yarn_beta_slow", f32::INFINITY, Some(1.0))?;
+    let mut beta = |key: &str, usual: f32| {
+        if spec.ignores_yarn_betas {
+            k.warn_of_unheard(key, &[usual.into()]);
+            return Ok(Sourced::default(usual));
+        }
+        k.positive(key, f32::INFINITY, Some(usual))
+    };
+    let beta_fast = beta("rope.scaling.yarn_beta_fast", 32.0)?;
+    let beta_slow = beta("rope.scaling.yarn_beta_slow", 1.0)?;
     if scaling.value == ScalingKind::Yarn {
         // the ramp's ends are logarithms to this base
         if freq_base.value <= 1.0 {

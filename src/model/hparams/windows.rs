@@ -38,6 +38,17 @@ pub(crate) fn windows(
     Ok(give(h, window, &has))
 }
 
+/// Does the same for files that must state a window size.
+pub(crate) fn required_windows(
+    k: &mut Keys<'_>,
+    h: &mut Hparams,
+    period: usize,
+) -> Result<bool, Error> {
+    let window = k.count(WINDOW, RANGE, None)?.value;
+    let has = pattern(k, h.n_layer(), period, Dense::Last)?;
+    Ok(give(h, window, &has))
+}
+
 /// Does the same, but of each period the first layer has no window.
 pub(crate) fn windows_after_dense(
     k: &mut Keys<'_>,

@@ -135,7 +135,7 @@ fn every_weight_is_named_as_often_as_the_graph_reads_it() {
 #[test]
 fn the_same_holds_for_the_shared_models_of_every_architecture() {
     let mut checked = 0;
-    for folder in ["models", "arch/models"] {
+    for folder in ["models", "arch/models", "arch2/models"] {
         let Some(folder) = shared(folder) else {
             return;
         };

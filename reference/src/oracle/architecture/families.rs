@@ -4,7 +4,7 @@ use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::{
     Architecture, Embedded, Experts, Gating, Names, Norm, NormKind, QkNorm, Recurrent, Rotated,
-    Scales, ScoreScale, Sections, Up, WeightsNorm, WindowLength, WindowRope, Windows,
+    Scales, ScoreScale, Sections, SharedWidth, Up, WeightsNorm, WindowLength, WindowRope, Windows,
 };
 
 pub(super) const fn norm(tensor: &'static str, tap: &'static str) -> Option<Norm> {
@@ -56,6 +56,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     sections: Sections::None,
     deepstack: false,
     rotated: Rotated::All,
+    usual_ramp: false,
     long_factors: false,
     qk_norm: QkNorm::None,
     windows: None,
@@ -96,6 +97,7 @@ pub(super) const MIXTRAL: Experts = Experts {
     selection_bias: false,
     shared_gate: None,
     shared_tap: "ffn_shexp",
+    shared_width: SharedWidth::Counted,
     beside_dense: false,
 };
 
@@ -295,6 +297,7 @@ pub(super) const QWEN35: Architecture = Architecture {
 pub(super) const QWEN35_MOE: Architecture = Architecture {
     name: "qwen35moe",
     experts: Some(Experts {
+        shared_width: SharedWidth::Dense,
         shared_gate: Some([
             "shared_expert_gate",
             "shared_expert_gate_sigmoid",
@@ -343,4 +346,27 @@ pub(super) const UNNAMED_ATTN_OUT: Names = Names {
 pub(super) const PARALLEL: Names = Names {
     residual: None,
     ..UNNAMED_ATTN_OUT
+};
+
+/// Latent attention, and experts in all but the first layers.
+pub(super) const DEEPSEEK2: Architecture = Architecture {
+    name: "deepseek2",
+    latent: true,
+    experts: Some(Experts {
+        keyed_gating: true,
+        keyed_scale: true,
+        weights_norm: WeightsNorm::Keyed,
+        ..NARROW
+    }),
+    names: UNNAMED_ATTN_OUT,
+    ..LLAMA
+};
+
+/// Experts chosen by sigmoids plus a bias, as keys say.
+pub(super) const SIGMOID: Experts = Experts {
+    gating: Gating::Sigmoid,
+    keyed_gating: true,
+    keyed_scale: true,
+    weights_norm: WeightsNorm::Keyed,
+    ..NARROW
 };

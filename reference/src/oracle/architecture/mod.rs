@@ -1,12 +1,16 @@
 //! Differences between architectures, as data that the shared blocks follow.
 
+mod combined;
 mod families;
 mod rows;
 
-pub(super) use rows::ARCHITECTURES;
-
 use super::math::Activation;
 use super::rope::RopePairs;
+
+/// Returns every architecture that the oracle implements.
+pub(super) fn all() -> impl Iterator<Item = &'static Architecture> {
+    rows::ARCHITECTURES.iter().chain(combined::COMBINED)
+}
 
 /// One architecture.
 #[derive(Debug)]
@@ -53,6 +57,8 @@ pub(super) struct Architecture {
     /// states for how many.
     pub(super) deepstack: bool,
     pub(super) rotated: Rotated,
+    /// YaRN's ramp is from 32 to 1 rotations, whatever the file says.
+    pub(super) usual_ramp: bool,
     /// `rope_factors_long` and `_short` apply for any `rope.scaling.type`.
     pub(super) long_factors: bool,
     pub(super) qk_norm: QkNorm,
@@ -299,8 +305,22 @@ pub(super) struct Experts {
     pub(super) shared_gate: Option<[&'static str; 3]>,
     /// llama.cpp's name for the shared expert's result.
     pub(super) shared_tap: &'static str,
+    pub(super) shared_width: SharedWidth,
     /// They run beside a dense block, and the router has a norm of its own.
     pub(super) beside_dense: bool,
+}
+
+/// Width of the shared experts without `expert_shared_feed_forward_length`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum SharedWidth {
+    /// `expert_shared_count` experts; none without this key.
+    Counted,
+    /// That of a dense block.
+    Dense,
+    /// That of one expert.
+    Expert,
+    /// That of one expert; with or without the key, times `expert_shared_count`.
+    TimesCount,
 }
 
 /// Function applied to the router's logits.

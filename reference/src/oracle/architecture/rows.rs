@@ -3,17 +3,17 @@
 use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::families::{
-    BERT, COMMAND_R, EUROBERT, FALCON, GEMMA, GEMMA2, GEMMA3, GRANITE, LFM2, LLAMA, MIXTRAL,
-    NARROW, OLMO2, PARALLEL, QWEN2, QWEN3, QWEN3_VL, QWEN35, QWEN35_MOE, STARCODER2,
+    BERT, COMMAND_R, DEEPSEEK2, EUROBERT, FALCON, GEMMA, GEMMA2, GEMMA3, GRANITE, LFM2, LLAMA,
+    MIXTRAL, NARROW, OLMO2, PARALLEL, QWEN2, QWEN3, QWEN3_VL, QWEN35, QWEN35_MOE, STARCODER2,
     UNNAMED_ATTN_OUT, bare, norm, unnumbered,
 };
 use super::{
     Architecture, Embedded, Experts, Gating, Names, NormKind, QkNorm, Recurrent, Rotated, Scales,
-    ScoreScale, Sections, Up, WeightsNorm, WindowLength, WindowRope, Windows,
+    ScoreScale, Sections, SharedWidth, Up, WeightsNorm, WindowLength, WindowRope, Windows,
 };
 
-/// Architectures the oracle implements.
-pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
+/// Their differences from their families.
+pub(super) const ARCHITECTURES: &[Architecture] = &[
     Architecture {
         whole_rotation: true,
         experts: Some(MIXTRAL),
@@ -221,6 +221,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         name: "qwen2moe",
         experts: Some(Experts {
             weights_norm: WeightsNorm::Never,
+            shared_width: SharedWidth::Dense,
             shared_gate: Some(["ffn_shexp_gate_inp", "ffn_shexp_gate", "ffn_shexp_out"]),
             ..NARROW
         }),
@@ -322,18 +323,7 @@ pub(in super::super) const ARCHITECTURES: &[Architecture] = &[
         }),
         ..QWEN2
     },
-    Architecture {
-        name: "deepseek2",
-        latent: true,
-        experts: Some(Experts {
-            keyed_gating: true,
-            keyed_scale: true,
-            weights_norm: WeightsNorm::Keyed,
-            ..NARROW
-        }),
-        names: UNNAMED_ATTN_OUT,
-        ..LLAMA
-    },
+    DEEPSEEK2,
     Architecture {
         name: "gpt-oss",
         rope_pairs: RopePairs::Halves,

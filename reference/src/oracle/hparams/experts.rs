@@ -1,6 +1,6 @@
 //! Layers with mixtures of experts, and their routing.
 
-use super::super::architecture::{Architecture, Experts, Gating, WeightsNorm};
+use super::super::architecture::{Architecture, Experts, Gating, SharedWidth, WeightsNorm};
 use super::keys::Keys;
 use crate::Error;
 
@@ -112,18 +112,17 @@ fn read_shared_width(
     n_ff: usize,
     n_ff_expert: usize,
 ) -> Result<Option<usize>, Error> {
+    let counted = || Ok::<_, Error>(keys.integer("expert_shared_count")?.unwrap_or(0));
     let keyed = keys.integer("expert_shared_feed_forward_length")?;
-    if let Some(width) = keyed.filter(|&width| width > 0) {
-        return Ok(Some(width));
-    }
-    // a gated shared expert is always there, and no key counts it
-    if facts.shared_gate.is_some() {
-        return Ok(Some(n_ff));
-    }
-    match keys.integer("expert_shared_count")?.unwrap_or(0) {
-        0 => Ok(None),
-        count => Ok(Some(count.saturating_mul(n_ff_expert))),
-    }
+    let keyed = keyed.filter(|&width| width > 0);
+    let width = match (facts.shared_width, keyed) {
+        (SharedWidth::TimesCount, keyed) => counted()?.saturating_mul(keyed.unwrap_or(n_ff_expert)),
+        (_, Some(width)) => width,
+        (SharedWidth::Counted, None) => counted()?.saturating_mul(n_ff_expert),
+        (SharedWidth::Dense, None) => n_ff,
+        (SharedWidth::Expert, None) => n_ff_expert,
+    };
+    Ok(Some(width).filter(|&width| width > 0))
 }
 
 fn read_gating(keys: &Keys<'_>, facts: &Experts) -> Result<Gating, Error> {

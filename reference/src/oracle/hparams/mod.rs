@@ -11,7 +11,7 @@ mod rope;
 mod rows;
 mod windows;
 
-use super::architecture::{ARCHITECTURES, Architecture, QkNorm, Rotated};
+use super::architecture::{self, Architecture, QkNorm, Rotated};
 use super::rope::Rope;
 use crate::Error;
 pub(super) use experts::{Groups, LayerExperts, Routing};
@@ -174,9 +174,9 @@ impl Hparams {
 
 fn read_architecture(gguf: &Gguf) -> Result<&'static Architecture, Error> {
     let got = gguf.str("general.architecture")?.unwrap_or("");
-    let known = ARCHITECTURES.iter().find(|known| known.name == got);
+    let known = architecture::all().find(|known| known.name == got);
     known.ok_or_else(|| {
-        let names: Vec<&str> = ARCHITECTURES.iter().map(|known| known.name).collect();
+        let names: Vec<&str> = architecture::all().map(|known| known.name).collect();
         Error::Architecture {
             file: gguf.name().into(),
             expected: names.join(", "),

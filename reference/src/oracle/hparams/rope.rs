@@ -197,8 +197,14 @@ fn scaled(
                 context: read_contexts(keys, architecture)?
                     .original
                     .ok_or_else(|| keys.missing("context_length"))?,
-                beta_fast: or("rope.scaling.yarn_beta_fast", 32.0)?,
-                beta_slow: or("rope.scaling.yarn_beta_slow", 1.0)?,
+                beta_fast: match architecture.usual_ramp {
+                    true => 32.0,
+                    false => or("rope.scaling.yarn_beta_fast", 32.0)?,
+                },
+                beta_slow: match architecture.usual_ramp {
+                    true => 1.0,
+                    false => or("rope.scaling.yarn_beta_slow", 1.0)?,
+                },
                 // with latent attention the multiplier scales scores, and cancels the magnitude
                 // completely
                 log_multiplier: match or("rope.scaling.yarn_log_multiplier", 0.0)? {

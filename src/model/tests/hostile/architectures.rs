@@ -1,17 +1,21 @@
 //! Features of some architectures only: windows, factors, experts, sinks, other norms.
 
 mod files;
+mod mixtures;
 
 use super::{Row, broken};
 use crate::support::{Load, Val};
 use files::valid;
 
-const ARCHITECTURES: [&str; 9] = [
+const ARCHITECTURES: [&str; 12] = [
     "bert",
     "gemma-embedding",
     "gemma2",
     "gemma4",
     "qwen3moe",
+    "minimax-m2",
+    "bailingmoe2",
+    "exaone-moe",
     "gpt-oss",
     "granite",
     "starcoder2",

@@ -90,7 +90,7 @@ fn architectures() {
             (
                 "unknown",
                 |f| f.set("general.architecture", "gpt5"),
-                &["\"gpt5\"", "supported: bert, cohere2", "qwen3,"],
+                &["\"gpt5\"", "supported: arcee, bailingmoe2", "qwen3,"],
             ),
             (
                 "a number",

@@ -195,6 +195,16 @@ impl Binder<'_> {
         })
     }
 
+    /// Binds the experts of a layer, which are chosen by scores plus a bias.
+    pub(crate) fn experts_with_selection_bias(&mut self, l: usize) -> Result<Experts, Error> {
+        let experts = self.experts(l)?;
+        if experts.selection_bias.is_none() {
+            let count = self.h.experts.map_or(0, |rules| rules.count);
+            return Err(self.missing(&blk(l, "exp_probs_b.bias"), &[count]));
+        }
+        Ok(experts)
+    }
+
     /// Binds the experts' gate and up projections: two tensors, or one fused.
     fn expert_inputs(&mut self, l: usize, n_ff: usize) -> Result<ExpertInputs, Error> {
         let n_embd = self.h.n_embd();

@@ -1,6 +1,7 @@
 //! A small valid file of each architecture.
 
 use crate::support::{File, Val};
+use octavo_fixtures::tiny::N_FF;
 
 /// Returns a valid file of an architecture.
 pub(super) fn valid(arch: &'static str) -> File {
@@ -21,6 +22,9 @@ pub(super) fn valid(arch: &'static str) -> File {
             );
             with_experts(&mut f);
         }
+        "minimax-m2" => minimax_m2(&mut f),
+        "bailingmoe2" => bailingmoe2(&mut f),
+        "exaone-moe" => exaone_moe(&mut f),
         "gpt-oss" => gpt_oss(&mut f),
         "bert" => bert(&mut f),
         "gemma-embedding" => gemma_embedding(&mut f),
@@ -55,6 +59,54 @@ fn with_experts(f: &mut File) {
         f.add(&format!("blk.{l}.ffn_up_exps.weight"), &[64, 24, 6]);
         f.add(&format!("blk.{l}.ffn_down_exps.weight"), &[24, 64, 6]);
     }
+}
+
+fn minimax_m2(f: &mut File) {
+    with_experts(f);
+    f.set("feed_forward_length", Val::U32(24));
+    f.set("expert_gating_func", Val::U32(2));
+    norms(
+        f,
+        &[
+            ("attn_q_norm.weight", 64),
+            ("attn_k_norm.weight", 32),
+            ("exp_probs_b.bias", 6),
+        ],
+    );
+}
+
+/// A dense layer, and one with experts and two shared ones of half a width each.
+fn bailingmoe2(f: &mut File) {
+    sigmoid_after_dense(f, 24);
+    f.set("expert_shared_count", Val::U32(2));
+    f.set("expert_shared_feed_forward_length", Val::U32(12));
+}
+
+fn exaone_moe(f: &mut File) {
+    sigmoid_after_dense(f, 24);
+    f.set("attention.sliding_window", Val::U32(16));
+}
+
+/// Norms of heads, a dense layer, and one with experts and a shared one of `shared` values.
+fn sigmoid_after_dense(f: &mut File, shared: u32) {
+    norms(f, &[("attn_q_norm.weight", 16), ("attn_k_norm.weight", 16)]);
+    with_experts(f);
+    for name in [
+        "ffn_gate_inp",
+        "ffn_gate_exps",
+        "ffn_up_exps",
+        "ffn_down_exps",
+    ] {
+        f.remove(&format!("blk.0.{name}.weight"));
+    }
+    f.add("blk.0.ffn_gate.weight", &[64, N_FF]);
+    f.add("blk.0.ffn_up.weight", &[64, N_FF]);
+    f.add("blk.0.ffn_down.weight", &[N_FF, 64]);
+    f.set("leading_dense_block_count", Val::U32(1));
+    f.set("expert_gating_func", Val::U32(2));
+    f.add("blk.1.ffn_gate_shexp.weight", &[64, shared]);
+    f.add("blk.1.ffn_up_shexp.weight", &[64, shared]);
+    f.add("blk.1.ffn_down_shexp.weight", &[shared, 64]);
 }
 
 fn gemma4(f: &mut File) {
