@@ -156,6 +156,15 @@ impl View {
         Ok(self)
     }
 
+    /// Sorts the tensors by a key of their names; those of one key keep their order.
+    pub fn sort_by_key<K: Ord>(&mut self, key: impl Fn(&str) -> K) -> &mut Self {
+        self.tensors.sort_by_key(|(info, _)| key(&info.name));
+        for (part, (info, _)) in (1..).zip(&mut self.tensors) {
+            info.part = part;
+        }
+        self
+    }
+
     fn info(
         &self,
         file: &str,
@@ -273,6 +282,24 @@ mod tests {
         assert_eq!(
             gguf.part_names().collect::<Vec<_>>(),
             ["folder", file.name()]
+        );
+    }
+
+    #[test]
+    fn sorted_tensors_keep_their_bytes() {
+        let (_dir, file) = file(&(0..100).collect::<Vec<u8>>());
+        let mut view = View::new(Path::new("folder"));
+        for (name, start) in [("b", 8), ("aa", 4), ("a", 0), ("bb", 12)] {
+            view.tensor(name, &[1], TensorType::F32, &file, start..start + 4)
+                .unwrap();
+        }
+        view.sort_by_key(str::len);
+        let gguf = view.open().unwrap();
+        let read = |t: &TensorInfo| (t.name.clone(), gguf.data(t)[0]);
+        let expected = [("b", 8), ("a", 0), ("aa", 4), ("bb", 12)].map(|(n, b)| (n.to_owned(), b));
+        assert_eq!(
+            gguf.tensors().iter().map(read).collect::<Vec<_>>(),
+            expected
         );
     }
 
