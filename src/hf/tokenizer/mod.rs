@@ -344,8 +344,9 @@ fn special(files: &Files, config: &Config, vocab: &Specials, view: &mut View) ->
         ("add_bos_token", 0, vocab.add_bos),
         ("add_eos_token", 1, None),
     ] {
-        let template = || template_adds(&files.tokenizer["post_processor"], at);
-        if let Some(add) = files.settings[key].as_bool().or_else(template).or(own) {
+        let processor = &files.tokenizer["post_processor"];
+        let by_file = || template_adds(processor, at).or_else(|| adds_nothing(processor));
+        if let Some(add) = files.settings[key].as_bool().or_else(by_file).or(own) {
             view.set(&format!("tokenizer.ggml.{key}"), add);
         }
     }
@@ -391,6 +392,15 @@ fn declare_ends(
         view.set(ENDS_KEY, more.to_vec());
     }
     Ok(())
+}
+
+/// Returns `Some(false)` for a post-processor that has a `ByteLevel` step, which adds no tokens.
+/// The names of some pre-tokenizers imply BOS unless a file says otherwise.
+fn adds_nothing(processor: &Value) -> Option<bool> {
+    let steps = processor["processors"].as_array();
+    let steps = steps.map_or(std::slice::from_ref(processor), Vec::as_slice);
+    let has_byte_level = steps.iter().any(|step| step["type"] == "ByteLevel");
+    has_byte_level.then_some(false)
 }
 
 /// Returns whether a post-processor adds a token before (0) or after (1) a text; `None` if it does
