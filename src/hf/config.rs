@@ -12,6 +12,9 @@ use super::quantization::Awq;
 use super::settings::Settings;
 use super::types::{self, Is, Key, Kind, ModelType};
 
+/// Flag that says whether the output matrix is the embedding.
+const TIED: &str = "tie_word_embeddings";
+
 /// Settings of a folder's language model, and values derived from them.
 pub(super) struct Config {
     pub(super) settings: Settings,
@@ -44,6 +47,7 @@ impl Config {
     pub(super) fn read(dir: &Path) -> Result<Config, Error> {
         let mut settings = Settings::read(dir)?;
         let row = row(&settings)?;
+        let outer = settings.flag(TIED)?;
         settings.root = merged(settings.root, row);
         let mut config = Config {
             settings,
@@ -58,9 +62,11 @@ impl Config {
         if row.attention {
             config.read_heads()?;
         }
-        let tied = config.flag("tie_word_embeddings")?;
-        config.tied = tied.unwrap_or(false);
-        config.untied = !row.embeds && !tied.unwrap_or(row.tied);
+        // versions of transformers differ in which of two nested flags they heed; if the flags
+        // disagree, there may be an output matrix or not
+        let inner = config.flag(TIED)?;
+        config.tied = inner.unwrap_or(false) && outer.unwrap_or(true);
+        config.untied = !row.embeds && !inner.unwrap_or(row.tied) && !outer.unwrap_or(false);
         config.awq = config.quantization(dir)?;
         Ok(config)
     }
