@@ -17,6 +17,18 @@ pub(super) fn from_slice(text: &[u8]) -> serde_json::Result<Value> {
     })
 }
 
+/// Replaces `{"__float__": "Infinity"}`, the spelling of transformers 5, by the same string.
+pub(super) fn without_wrapped_floats(value: &mut Value) {
+    match value {
+        Value::Object(map) => match map.get_mut("__float__").map(Value::take) {
+            Some(word) => *value = word,
+            None => map.values_mut().for_each(without_wrapped_floats),
+        },
+        Value::Array(values) => values.iter_mut().for_each(without_wrapped_floats),
+        _ => {}
+    }
+}
+
 /// Puts quotes around such words where they are not part of a string.
 fn quoted(text: &[u8]) -> Cow<'_, [u8]> {
     let mut out = Vec::new();
@@ -74,6 +86,15 @@ mod tests {
             from_slice(b"\xEF\xBB\xBF[1]").expect("it is read"),
             json!([1])
         );
+    }
+
+    #[test]
+    fn floats_of_transformers_5_are_read() {
+        let infinity = json!({ "__float__": "Infinity" });
+        let mut value = json!({ "a": [0.0, infinity], "b": { "c": infinity }, "d": 1 });
+        without_wrapped_floats(&mut value);
+        let expected = json!({ "a": [0.0, "Infinity"], "b": { "c": "Infinity" }, "d": 1 });
+        assert_eq!(value, expected);
     }
 
     #[test]

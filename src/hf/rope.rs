@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::Error;
 use super::config::Config;
+use super::types::global_head_dim;
 use octavo_model::Choice;
 
 /// Settings that may describe the scaling.
@@ -185,7 +186,7 @@ impl Config {
         let is_part = |part: &f64| (0.0..=1.0).contains(part);
         let part = self.typed(&path, expected, |v| v.as_f64().filter(is_part))?;
         let part = self.must(&path, expected, part)?;
-        let head_dim = self.count("global_head_dim")?;
+        let head_dim = global_head_dim(self)?;
         let turn = (head_dim as f64 * part / 2.0) as usize;
         let divisor = |pair: usize| if pair < turn { 1.0 } else { 1e30 };
         Ok(Some((0..head_dim / 2).map(divisor).collect()))

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{Error, MAX_SETTINGS, read_json};
+use super::{Error, MAX_SETTINGS, json, read_json};
 
 /// Contents of a JSON file.
 pub(super) struct Settings {
@@ -19,10 +19,12 @@ impl Settings {
         let file = dir.join("config.json").display().to_string();
         let expected =
             "the settings of a Hugging Face model; or give a GGUF file instead of a folder";
-        let root = read_json(dir, "config.json", MAX_SETTINGS)?.ok_or_else(|| Error::Missing {
+        let root = read_json(dir, "config.json", MAX_SETTINGS)?;
+        let mut root = root.ok_or_else(|| Error::Missing {
             file: file.clone(),
             expected,
         })?;
+        json::without_wrapped_floats(&mut root);
         Ok(Settings { file, root })
     }
 

@@ -16,11 +16,10 @@ impl Config {
     pub(super) fn windows(&self, view: &mut View) -> Result<(), Error> {
         let key = self.key("attention.sliding_window");
         let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
-        let window = self.optional_count(WINDOW)?;
         match self.row.windows {
-            Windows::Refused(unless) => self.refuse_window(window, unless),
+            Windows::Refused(unless) => self.refuse_window(unless),
             Windows::Reported => {
-                view.set(&key, narrow(window.unwrap_or(0)));
+                view.set(&key, narrow(self.optional_count(WINDOW)?.unwrap_or(0)));
                 Ok(())
             }
             Windows::Every(period) => {
@@ -30,7 +29,7 @@ impl Config {
                 self.number_is(PATTERN, period as f64)
             }
             Windows::Marked(period) => {
-                if window.is_none() {
+                if self.optional_count(WINDOW)?.is_none() {
                     return Ok(());
                 }
                 let flags = match self.windowed_by_type()? {
@@ -59,14 +58,15 @@ impl Config {
         Ok(())
     }
 
-    fn refuse_window(
-        &self,
-        window: Option<usize>,
-        unless: Option<&'static str>,
-    ) -> Result<(), Error> {
+    /// Refuses a window narrower than the context, unless the flag `unless` says that it is not
+    /// used.
+    fn refuse_window(&self, unless: Option<&'static str>) -> Result<(), Error> {
         let used = unless.map_or(Ok(Some(true)), |flag| self.flag(flag))?;
+        if used != Some(true) {
+            return Ok(());
+        }
         let context = self.count("max_position_embeddings")?;
-        match window.filter(|w| used.unwrap_or(false) && *w < context) {
+        match self.optional_count(WINDOW)?.filter(|w| *w < context) {
             Some(window) => Err(self.bad(
                 WINDOW,
                 format!("nothing, or at least max_position_embeddings, {context}"),

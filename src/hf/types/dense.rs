@@ -57,6 +57,10 @@ pub(super) const ALL: &[ModelType] = &[
         arch: "olmo2",
         pre: &["dbrx"],
         windows: Windows::Marked(4),
+        extra: |config, _| match config.rope_base()? {
+            Some(base) => config.number_is(names::SLIDING_BASE, base.into()),
+            None => Ok(()),
+        },
         modules: names::POST_NORMED,
         ..LLAMA
     },
@@ -349,10 +353,7 @@ pub(super) const GEMMA3: ModelType = ModelType {
     modules: names::GEMMA,
     ..GEMMA
 };
-const LOCAL_BASE: &[&str] = &[
-    "rope_parameters.sliding_attention.rope_theta",
-    "rope_local_base_freq",
-];
+const LOCAL_BASE: &[&str] = &[names::SLIDING_BASE, "rope_local_base_freq"];
 
 const COHERE: ModelType = ModelType {
     // neither scales positions, and the files say so

@@ -33,9 +33,12 @@ pub(super) const ALL: &[ModelType] = &[
         },
         ..XLM_ROBERTA
     },
+    // transformers' own settings, with usual names
     ModelType {
-        name: "nomic_bert",
-        arch: "nomic-bert",
+        when: |settings| settings.get("hidden_size").is_some(),
+        ..NOMIC_BERT
+    },
+    ModelType {
         attribute_map: &[
             ("n_embd", "hidden_size"),
             ("n_head", "num_attention_heads"),
@@ -58,24 +61,7 @@ pub(super) const ALL: &[ModelType] = &[
             only("rotary_emb_interleaved", Is::False(false)),
             only("rotary_emb_scale_base", Is::Nothing),
         ],
-        rope: true,
-        extra: nomic_bert_keys,
-        ends: &[
-            ("embeddings.word_embeddings", "token_embd"),
-            ("embeddings.token_type_embeddings", "token_types"),
-            ("emb_ln", "token_embd_norm"),
-        ],
-        layers: "encoder.layers.",
-        modules: &[
-            ("attn.Wqkv", "attn_qkv"),
-            ("attn.out_proj", "attn_output"),
-            ("norm1", "attn_output_norm"),
-            ("mlp.fc12", "ffn_gate"),
-            ("mlp.fc11", "ffn_up"),
-            ("mlp.fc2", "ffn_down"),
-            ("norm2", "layer_output_norm"),
-        ],
-        ..BERT
+        ..NOMIC_BERT
     },
     ModelType {
         name: "eurobert",
@@ -180,6 +166,29 @@ const XLM_ROBERTA: ModelType = ModelType {
     ..ENCODER
 };
 
+const NOMIC_BERT: ModelType = ModelType {
+    name: "nomic_bert",
+    arch: "nomic-bert",
+    rope: true,
+    extra: nomic_bert_keys,
+    ends: &[
+        ("embeddings.word_embeddings", "token_embd"),
+        ("embeddings.token_type_embeddings", "token_types"),
+        ("emb_ln", "token_embd_norm"),
+    ],
+    layers: "encoder.layers.",
+    modules: &[
+        ("attn.Wqkv", "attn_qkv"),
+        ("attn.out_proj", "attn_output"),
+        ("norm1", "attn_output_norm"),
+        ("mlp.fc12", "ffn_gate"),
+        ("mlp.fc11", "ffn_up"),
+        ("mlp.fc2", "ffn_down"),
+        ("norm2", "layer_output_norm"),
+    ],
+    ..BERT
+};
+
 const MODERN_BERT: ModelType = ModelType {
     name: "modernbert",
     when: |settings| !is_classifier(settings),
@@ -204,7 +213,7 @@ const MODERN_BERT: ModelType = ModelType {
             Kind::Count,
         )
         .optional(),
-        key("rope.freq_base_swa", &["local_rope_theta"], Kind::Number).optional(),
+        key("rope.freq_base_swa", LOCAL_BASE, Kind::Number).optional(),
     ],
     only: &[
         only("norm_bias", Is::False(false)),
@@ -236,6 +245,9 @@ const MODERN_BERT: ModelType = ModelType {
     ],
     ..BERT
 };
+
+/// Base of the RoPE frequencies of layers with a window.
+const LOCAL_BASE: &[&str] = &[super::names::SLIDING_BASE, "local_rope_theta"];
 
 /// GELU, and SiLU in some models of the same type.
 const MODERN_BERT_ACTIVATIONS: &[&str] = &["gelu", "gelu_pytorch_tanh", "silu"];

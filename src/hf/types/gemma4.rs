@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::super::Error;
 use super::super::config::Config;
-use super::names::RMS_EPS;
+use super::names::{RMS_EPS, SLIDING_BASE};
 use super::{Cut, Is, Key, Kind, LLAMA, ModelType, Windows, key, only};
 
 pub(super) const ALL: &[ModelType] = &[
@@ -65,11 +65,7 @@ const KEYS: &[Key] = &[
         Kind::Number,
     )
     .optional(),
-    key(
-        "rope.freq_base_swa",
-        &["rope_parameters.sliding_attention.rope_theta"],
-        Kind::Number,
-    ),
+    key("rope.freq_base_swa", &[SLIDING_BASE], Kind::Number),
     key(
         "attention.shared_kv_layers",
         &["num_kv_shared_layers"],
@@ -113,7 +109,7 @@ fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
     let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     // lists have this type in files
     let listed = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
-    let global = config.count("global_head_dim")?;
+    let global = global_head_dim(config)?;
     for (key, value) in [
         ("attention.key_length", global),
         ("attention.value_length", global),
@@ -128,7 +124,8 @@ fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
     ] {
         view.set(&config.key(key), narrow(value));
     }
-    if let Some(heads_kv) = config.optional_count("num_global_key_value_heads")? {
+    let heads_kv = without_window(config, "num_global_key_value_heads", "num_key_value_heads")?;
+    if let Some(heads_kv) = heads_kv {
         let of = |windowed: bool| if windowed { config.heads_kv } else { heads_kv };
         let windowed = config.windowed_by_type()?.unwrap_or_default();
         let all: Vec<i32> = windowed.into_iter().map(|w| listed(of(w))).collect();
@@ -147,6 +144,37 @@ fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
         );
     }
     Ok(())
+}
+
+/// Returns the number of values per head in layers without a window.
+pub(in super::super) fn global_head_dim(config: &Config) -> Result<usize, Error> {
+    const KEY: &str = "global_head_dim";
+    let dim = without_window(config, KEY, "head_dim")?;
+    config.must(KEY, "a positive number", dim)
+}
+
+/// Returns a count that all layers without a window share: the setting `own`, or `usual` in
+/// `per_layer_config`, where transformers 5 writes what differs from the other layers.
+fn without_window(config: &Config, own: &str, usual: &str) -> Result<Option<usize>, Error> {
+    if let Some(count) = config.optional_count(own)? {
+        return Ok(Some(count));
+    }
+    let mut found = None;
+    let windowed = config.windowed_by_type()?.unwrap_or_default();
+    for (layer, _) in windowed
+        .into_iter()
+        .enumerate()
+        .filter(|(_, windowed)| !windowed)
+    {
+        let key = format!("per_layer_config.{layer}.{usual}");
+        let count = config.optional_count(&key)?;
+        let first = *found.get_or_insert(count);
+        if count != first {
+            let shown = |n: Option<usize>| n.map_or("nothing".to_owned(), |n| n.to_string());
+            return Err(config.bad(&key, shown(first), shown(count)));
+        }
+    }
+    Ok(found.flatten())
 }
 
 /// Checks that text is causal; only tokens of an image may attend to each other.

@@ -106,9 +106,11 @@ const SHARED_CUTS: &[(&str, &str, Cut)] = &[
 ];
 
 /// Returns whether any layer has Mamba 2, as all have unless the settings say otherwise.
+/// Transformers 5 calls such layers `linear_attention`.
 fn has_mamba(settings: &Settings) -> bool {
     let types = settings.get("layer_types").and_then(Value::as_array);
-    types.is_none_or(|types| types.iter().any(|kind| kind == "mamba"))
+    let is_mamba = |kind: &Value| kind == "mamba" || kind == "linear_attention";
+    types.is_none_or(|types| types.iter().any(is_mamba))
 }
 
 fn has_experts(settings: &Settings) -> bool {

@@ -40,8 +40,8 @@ pub(super) const ALL: &[ModelType] = &[
         renamed: &[("expert_bias", "expert.bias")],
         experts: &[
             expert("feed_forward.experts.", "w1", "ffn_gate_exps"),
-            expert("feed_forward.experts.", "w3", "ffn_up_exps"),
             expert("feed_forward.experts.", "w2", "ffn_down_exps"),
+            expert("feed_forward.experts.", "w3", "ffn_up_exps"),
         ],
         ..LFM2
     },
@@ -118,7 +118,7 @@ pub(super) fn keys_by_layer(config: &Config, view: &mut View) -> Result<(), Erro
     let layers = config.count("num_hidden_layers")?;
     let by_type = config.flags(TYPES, |v| match v.as_str() {
         Some("full_attention" | "attention") => Some(true),
-        Some("conv" | "mamba") => Some(false),
+        Some("conv" | "mamba" | "linear_attention") => Some(false),
         _ => None,
     })?;
     let attends = match by_type {

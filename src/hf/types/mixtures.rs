@@ -16,8 +16,8 @@ pub(super) const ALL: &[ModelType] = &[
         modules: MIXTRAL,
         experts: &[
             expert("block_sparse_moe.experts.", "w1", "ffn_gate_exps"),
-            expert("block_sparse_moe.experts.", "w3", "ffn_up_exps"),
             expert("block_sparse_moe.experts.", "w2", "ffn_down_exps"),
+            expert("block_sparse_moe.experts.", "w3", "ffn_up_exps"),
         ],
         order: rules::turned,
         biases: &[],
@@ -99,6 +99,8 @@ pub(super) const ALL: &[ModelType] = &[
             .optional(),
         ],
         extra: ernie_shared_width,
+        // in another order than those of other types
+        experts: &[names::EXPERTS[1], names::EXPERTS[2], names::EXPERTS[0]],
         tied: true,
         skipped: &["model.mtp_"],
         renamed: &[CORRECTION],

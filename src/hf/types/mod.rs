@@ -19,6 +19,8 @@ mod seeing;
 
 use gguf_rs_lite::View;
 
+pub(super) use gemma4::global_head_dim;
+
 use super::Error;
 use super::config::Config;
 use super::layout::Rule;
@@ -83,7 +85,7 @@ pub(super) struct ModelType {
     pub(super) modules: &'static [(&'static str, &'static str)],
     /// Modules that become several: name, GGUF's name, and rows.
     pub(super) cuts: &'static [(&'static str, &'static str, Cut)],
-    /// Modules that every expert has, and GGUF's name for the stacked tensor.
+    /// Modules that every expert has, and GGUF's name for the stacked tensor; in a file's order.
     pub(super) experts: &'static [Expert],
     /// Whether experts' matrices have inputs in rows.
     pub(super) transposed: bool,
@@ -160,6 +162,7 @@ impl Key {
 }
 
 /// A setting with only one implemented value.
+#[derive(Clone, Copy)]
 pub(super) struct Only {
     /// Name of the setting.
     pub(super) key: &'static str,
@@ -213,6 +216,7 @@ pub(super) enum Cut {
 }
 
 /// A module that every expert has.
+#[derive(Clone, Copy)]
 pub(super) struct Expert {
     /// Part of the name before the expert's number, inside a layer.
     pub(super) before: &'static str,

@@ -22,6 +22,9 @@ pub(super) const LAYER_NORM_EPS: Key = key(
     Kind::Number,
 );
 
+/// Base of the RoPE frequencies of layers with a window, where both kinds of layers have their own.
+pub(super) const SLIDING_BASE: &str = "rope_parameters.sliding_attention.rope_theta";
+
 type Names = &'static [(&'static str, &'static str)];
 
 pub(super) const ENDS: Names = &[
@@ -208,9 +211,9 @@ pub(super) const fn biases(
 }
 
 pub(super) const EXPERTS: &[Expert] = &[
+    expert("mlp.experts.", "down_proj", "ffn_down_exps"),
     expert("mlp.experts.", "gate_proj", "ffn_gate_exps"),
     expert("mlp.experts.", "up_proj", "ffn_up_exps"),
-    expert("mlp.experts.", "down_proj", "ffn_down_exps"),
 ];
 
 pub(super) const fn expert(before: &'static str, part: &'static str, gguf: &'static str) -> Expert {

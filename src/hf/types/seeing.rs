@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::super::Error;
 use super::super::config::Config;
 use super::mixtures::QWEN3_MOE;
-use super::{LLAMA, ModelType, Windows, names};
+use super::{Is, LLAMA, ModelType, Windows, names, only};
 
 pub(super) const ALL: &[ModelType] = &[
     ModelType {
@@ -27,6 +27,12 @@ pub(super) const ALL: &[ModelType] = &[
     ModelType {
         name: "qwen3_vl_moe",
         arch: "qwen3vlmoe",
+        // transformers 5 always normalizes the weights, without a setting
+        only: &[
+            only("norm_topk_prob", Is::True(true)),
+            QWEN3_MOE.only[1],
+            QWEN3_MOE.only[2],
+        ],
         scalings: SCALINGS,
         extra: axes_and_layers,
         skipped: TOWER,
