@@ -251,7 +251,9 @@ pub(super) struct Llama3 {
 }
 
 impl Llama3 {
-    /// Returns the divisor of each of the frequencies `base ^ (-2 i / head_dim)`.
+    /// Returns the divisor of each of the frequencies `base ^ (-2 i / head_dim)`, computed in f32
+    /// step by step as PyTorch computes them for llama.cpp's converter: a number divided by a
+    /// tensor is the number times the reciprocal.
     pub(super) fn divisors(self, base: f32, head_dim: usize) -> Vec<f32> {
         let Llama3 {
             factor,
@@ -260,14 +262,15 @@ impl Llama3 {
             original,
         } = self;
         let divisor = |i: usize| {
-            let frequency = f64::from(base).powf(-2.0 * i as f64 / head_dim as f64);
-            let wavelength = (2.0 * std::f64::consts::PI / frequency) as f32;
+            let exponent = (2 * i) as f32 / head_dim as f32;
+            let frequency = 1.0 / f64::from(base).powf(f64::from(exponent)) as f32;
+            let wavelength = 1.0 / frequency * (2.0 * std::f32::consts::PI);
             if wavelength < original / high {
                 1.0
             } else if wavelength > original / low {
                 factor
             } else {
-                let smooth = (original / wavelength - low) / (high - low);
+                let smooth = (1.0 / wavelength * original - low) / (high - low);
                 1.0 / ((1.0 - smooth) / factor + smooth)
             }
         };
