@@ -18,6 +18,16 @@ pub(super) struct Source {
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<usize>,
     pub(super) part: FileRange,
+    pub(super) place: Place,
+}
+
+/// Place of a tensor in the GGUF file that llama.cpp's converter writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Place {
+    /// Before those that lie in the model's files: this is the n-th such tensor.
+    Extra(usize),
+    /// In the order of the model's files, and of names inside each: this is the n-th.
+    Source(usize),
 }
 
 /// All tensors of the files, by Hugging Face's names.
@@ -60,7 +70,8 @@ pub(super) fn read(dir: &Path, options: &OpenOptions) -> Result<Sources, Error> 
             source,
         };
         let (header, metadata) = SafeTensors::read_metadata(file.bytes()).map_err(sound)?;
-        for (tensor, info) in metadata.tensors() {
+        let by_name: BTreeMap<_, _> = metadata.tensors().into_iter().collect();
+        for (tensor, info) in by_name {
             let at = |offset: usize| header + 8 + offset;
             let range: Range<usize> = at(info.data_offsets.0)..at(info.data_offsets.1);
             let source = Source {
@@ -70,6 +81,7 @@ pub(super) fn read(dir: &Path, options: &OpenOptions) -> Result<Sources, Error> 
                     file: file.clone(),
                     range,
                 },
+                place: Place::Source(all.len()),
             };
             let expected = match &index {
                 Some(map) if map.get(&tensor) != Some(&name) => {

@@ -173,13 +173,15 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// Returns the layout of a tensor under this name.
+    /// Returns the layout of a tensor under this name; `transposed` says whether experts' matrices
+    /// have inputs in rows.
     pub(super) fn of(
         from: &str,
         source: &Source,
         name: &str,
         rule: Rule,
         config: &Config,
+        transposed: bool,
     ) -> Result<Layout, Error> {
         let refuse = |expected: String| bad(from, source, expected, show(source));
         let plain = Plain::of(from, source)?;
@@ -210,7 +212,7 @@ impl Layout {
             _ => None,
         };
         let transposed = match (rule, &shape[..]) {
-            (_, &[_, rows, cols]) if config.row.transposed => {
+            (_, &[_, rows, cols]) if transposed => {
                 shape.swap(1, 2);
                 Some(Matrices {
                     of: rows,

@@ -7,7 +7,7 @@ use gguf_rs_lite::{OpenOptions, View};
 
 use super::Error;
 use super::config::Config;
-use super::files::{self, Source, bad, show};
+use super::files::{self, Place, Source, bad, show};
 use super::settings::Settings;
 
 const FILE: &str = "modules.json";
@@ -92,7 +92,8 @@ pub(super) fn tensors(
     let modules = read(dir, config)?;
     let mut all = Vec::new();
     for (module, name) in products(&modules, config, dir)?.into_iter().zip(PRODUCTS) {
-        for (tensor, source) in files::read(&dir.join(&module.folder), options)? {
+        for (tensor, mut source) in files::read(&dir.join(&module.folder), options)? {
+            source.place = Place::Extra(all.len());
             if tensor != "linear.weight" {
                 let expected = "linear.weight alone";
                 return Err(bad(&tensor, &source, expected, show(&source)));

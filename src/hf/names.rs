@@ -75,21 +75,6 @@ fn canonical(digits: &str) -> Option<u32> {
     (number.to_string() == digits).then_some(number)
 }
 
-/// Returns the place of a module's tensors in a GGUF file: embedding, layers, norm and output.
-pub(super) fn place(row: &ModelType, module: &str) -> (u32, usize) {
-    let at = |names: &[(&str, &str)], name: &str| {
-        names
-            .iter()
-            .position(|n| n.0 == name)
-            .unwrap_or(names.len())
-    };
-    match in_layer(row, module) {
-        Some((layer, rest)) => (layer.saturating_add(1), at(row.modules, rest)),
-        None if module == row.ends[0].0 => (0, 0),
-        None => (u32::MAX, at(row.ends, module)),
-    }
-}
-
 /// Parses the name of an expert's matrix: its layer, which of the row's experts entries it is, and
 /// the expert's number.
 pub(super) fn which_expert(row: &ModelType, tensor: &str) -> Option<(u32, usize, u32)> {

@@ -1,6 +1,6 @@
 //! A folder's tensors under GGUF's names.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use safetensors::Dtype;
 use super::Error;
 use super::awq::{Awq, FileRange, Packing, block_type, zero_words};
 use super::config::Config;
-use super::files::{Source, Sources, bad, read, show};
+use super::files::{Place, Source, Sources, bad, read, show};
 use super::layout::{Layout, Rule};
 use super::modules;
-use super::names::{gguf_name, in_layer, named, place, which_expert};
+use super::names::{gguf_name, in_layer, named, which_expert};
 use super::order::HeadOrder;
 use super::rows::{Computed, Mxfp4};
 use super::types::{Biases, Cut, Expert};
@@ -41,11 +41,11 @@ pub(super) fn declare(
         .collect();
     let mut folder = Folder {
         config,
+        transposed: row.transposed && !has_outputs_in_rows(config, &sources)?,
         sources,
         view,
+        places: HashMap::new(),
     };
-    let mut modules: Vec<String> = modules.into_iter().collect();
-    modules.sort_by_key(|module| place(row, module));
     for module in modules {
         folder.module(&module)?;
     }
@@ -54,7 +54,8 @@ pub(super) fn declare(
         let expected = format!("a tensor of {}", row.arch);
         return Err(bad(name, source, expected, "a name that is none's"));
     }
-    for (name, divisors) in config.divisors()? {
+    let mut places = folder.places;
+    for (i, (name, divisors)) in config.divisors()?.into_iter().enumerate() {
         let n = divisors.len() as u64;
         view.made(
             name,
@@ -63,7 +64,9 @@ pub(super) fn declare(
             &config.file,
             Arc::new(Computed(divisors)),
         )?;
+        places.insert(name.to_owned(), Place::Extra(i));
     }
+    view.sort_by_key(|tensor| places.get(tensor).copied());
     Ok(())
 }
 
@@ -126,11 +129,25 @@ pub(super) fn promised(config: &Config, is_there: impl Fn(&str) -> bool) -> Resu
     Ok(())
 }
 
+/// Returns whether the experts' last matrices have as many rows as their outputs have values, as
+/// transformers 5 writes them even for types whose published folders have inputs in rows.
+fn has_outputs_in_rows(config: &Config, sources: &Sources) -> Result<bool, Error> {
+    let width = config.count("hidden_size")?;
+    let is_down = |name: &str| name.ends_with("mlp.experts.down_proj.weight");
+    let down = sources.iter().find(|(name, _)| is_down(name));
+    let shape = down.map_or(&[][..], |(_, source)| &source.shape);
+    Ok(matches!(*shape, [_, rows, cols] if rows == width && cols != width))
+}
+
 /// A folder's tensors while they are converted one by one.
 struct Folder<'a> {
     config: &'a Config,
+    /// Whether experts' matrices have inputs in rows.
+    transposed: bool,
     sources: Sources,
     view: &'a mut View,
+    /// Places of the tensors that were added. Those of one place are in the order of addition.
+    places: HashMap<String, Place>,
 }
 
 impl Folder<'_> {
@@ -219,8 +236,10 @@ impl Folder<'_> {
             let expected = format!("{} for every expert", show(source));
             return Err(bad(from, other, expected, show(other)));
         }
-        let layout = Layout::of(from, source, name, rule, self.config)?;
-        layout.declare(self.view, name, sources)
+        let layout = Layout::of(from, source, name, rule, self.config, self.transposed)?;
+        layout.declare(self.view, name, sources)?;
+        self.places.insert(name.to_owned(), source.place);
+        Ok(())
     }
 
     /// Adds a weight of MXFP4 blocks, if the module has one.
@@ -250,6 +269,8 @@ impl Folder<'_> {
             let name = format!("{name}.weight");
             self.view
                 .made(&name, &dims, TensorType::MXFP4, &file, made)?;
+            let (Place::Source(n) | Place::Extra(n)) = source.place;
+            self.places.insert(name, Place::Extra(n));
         }
         Ok(())
     }
@@ -263,6 +284,13 @@ impl Folder<'_> {
                 let names = found.entry((layer, which)).or_default();
                 names.insert(number, name.clone());
             }
+        }
+        // the converter stacks all of a layer's when it has seen the last one
+        let mut last: BTreeMap<u32, Place> = BTreeMap::new();
+        for ((layer, _), names) in &found {
+            let places = names.values().map(|name| self.sources[name].place);
+            let place = places.chain(last.get(layer).copied()).max();
+            last.extend(place.map(|place| (*layer, place)));
         }
         for ((layer, which), names) in found {
             let Expert { before, part, gguf } = &row.experts[which];
@@ -278,6 +306,7 @@ impl Folder<'_> {
             let sources: Vec<&Source> = taken.iter().map(|t| &t.2).collect();
             let name = format!("blk.{layer}.{gguf}.weight");
             self.plain(taken[0].1, &sources, &name, Rule::Stacked)?;
+            self.places.insert(name, last[&layer]);
         }
         Ok(())
     }
@@ -314,7 +343,7 @@ impl Folder<'_> {
         let [qweight, qzeros, scales] =
             ["qweight", "qzeros", "scales"].map(|part| format!("{module}.{part}"));
         let source = &self.sources[&qweight];
-        let file = source.part.file.name().to_owned();
+        let (file, place) = (source.part.file.name().to_owned(), source.place);
         let [first, second] = *source.shape.as_slice() else {
             return Err(bad(&qweight, source, "two dimensions", show(source)));
         };
@@ -362,6 +391,7 @@ impl Folder<'_> {
         };
         self.view
             .made(name, &[cols as u64, rows as u64], ty, &file, Arc::new(rest))?;
+        self.places.insert(name.to_owned(), place);
         Ok(())
     }
 }

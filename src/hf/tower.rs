@@ -1,12 +1,13 @@
 //! The vision encoder of a folder, presented as the GGUF file (mmproj) that llama.cpp's converter
 //! makes.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, View};
 use serde_json::Value;
 
-use super::files::{Source, Sources, bad, read, show};
+use super::files::{Place, Source, Sources, bad, read, show};
 use super::layout::{Layout, stays_f32};
 use super::order::Order;
 use super::rows::Plain;
@@ -112,13 +113,18 @@ pub fn open_tower(dir: &Path, options: &OpenOptions) -> Result<Gguf, Error> {
         kind,
         sources: sources.collect(),
         view: View::new(dir),
+        places: HashMap::new(),
         settings,
         blocks: 0,
         deepstack: Vec::new(),
     };
     tower.keys(dir)?;
     tower.tensors()?;
-    Ok(tower.view.open()?)
+    let Tower {
+        mut view, places, ..
+    } = tower;
+    view.sort_by_key(|name| places.get(name).copied());
+    Ok(view.open()?)
 }
 
 /// Returns whether the folder has a vision encoder that can be opened.
@@ -134,6 +140,7 @@ struct Tower {
     /// Its tensors, by names without the encoder's prefix.
     sources: Sources,
     view: View,
+    places: HashMap<String, Place>,
     /// Number of blocks.
     blocks: usize,
     /// Blocks whose outputs are projected too (DeepStack).
@@ -434,6 +441,7 @@ impl Tower {
             false => stays_f32(name, shape.len()),
         };
         let layout = Layout::of_rows(plain, &source.shape, shape, order, in_f32);
+        self.places.insert(name.to_owned(), source.place);
         layout.declare(&mut self.view, name, &[source])
     }
 }
