@@ -77,7 +77,7 @@ pub enum Error {
         source: std::io::Error,
     },
     /// A line that is none of a file of sensitivities.
-    #[error("{file}: line {line}: expected {expected}")]
+    #[error("{file}: line {line}: expected {expected}, got {got:?}")]
     Record {
         /// Path of the file.
         file: String,
@@ -85,6 +85,8 @@ pub enum Error {
         line: usize,
         /// Description of the line expected.
         expected: &'static str,
+        /// Start of the line.
+        got: String,
     },
     /// A file of sensitivities of another model, text or computation.
     #[error("{file}: {name}: expected {expected}, got {got}")]

@@ -16,6 +16,9 @@ use crate::shards::{Key, ShardIndex};
 /// Version of the file's format.
 const FORMAT: u32 = 1;
 
+/// Number of bytes of a bad line that an error shows.
+const SHOWN: usize = 60;
+
 /// A measurement.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct Measured {
@@ -154,14 +157,23 @@ pub fn read(path: &Path, key: &Key, all: &mut Sensitivities) -> Result<u64, Erro
     let mut whole = bytes[..end]
         .split(|&b| b == b'\n')
         .filter(|l| !l.is_empty());
-    let head: Head = whole
-        .next()
+    let bad = |line, expected, text: &[u8]| {
+        let start = &text[..text.len().min(SHOWN)];
+        let got = String::from_utf8_lossy(start).into_owned();
+        Error::Record {
+            file: file(),
+            line,
+            expected,
+            got,
+        }
+    };
+    let first = whole.next();
+    let head: Head = first
         .and_then(|line| serde_json::from_slice(line).ok())
         .filter(|head: &Head| head.octavo_sensitivities == FORMAT)
-        .ok_or_else(|| Error::Record {
-            file: file(),
-            line: 1,
-            expected: "the first line of a file of sensitivities",
+        .ok_or_else(|| {
+            let expected = "the first line of a file of sensitivities";
+            bad(1, expected, first.unwrap_or(&bytes))
         })?;
     if let Some((name, theirs, ours)) = head.key.difference(key) {
         return Err(Error::OtherWork {
@@ -175,11 +187,8 @@ pub fn read(path: &Path, key: &Key, all: &mut Sensitivities) -> Result<u64, Erro
         let measured = serde_json::from_slice::<Measured>(line).ok();
         let known = measured.and_then(|m| Some((TensorType::from_name(&m.ty)?, m)));
         let Some((ty, m)) = known.filter(|(_, m)| m.mean_kl.is_finite()) else {
-            return Err(Error::Record {
-                file: file(),
-                line: number,
-                expected: "a tensor, a type, and a mean KL divergence",
-            });
+            let expected = "a tensor, a type, and a mean KL divergence";
+            return Err(bad(number, expected, line));
         };
         all.insert(&m.tensor, ty, m.mean_kl);
     }

@@ -178,3 +178,105 @@ fn exit_codes_say_whether_another_try_may_help() {
     assert!(errors.contains("no memory for 781 MiB"), "{errors}");
     assert!(!desk.at("x.shard").exists());
 }
+
+/// Shards of small bases, and of comparisons with them: cut off, with a flipped bit, or cut off
+/// with a digest that fits.
+#[test]
+fn damaged_shards_of_small_bases_are_refused() {
+    let desk = Desk::new();
+    let text = "perplexity @model.gguf -f @text.txt -c 32 --chunks 4";
+    desk.good(&format!(
+        "{text} --base-top 5 --shard 1/1 --out @base.shard"
+    ));
+    desk.good("merge @base.shard -o @small.kld");
+    desk.good(
+        "perplexity @model.gguf --kl-divergence --kl-divergence-base @small.kld \
+         --shard 1/1 --out @figures.shard",
+    );
+    const DIGEST: usize = 32;
+    for name in ["base", "figures"] {
+        let bytes = std::fs::read(desk.at(&format!("{name}.shard"))).expect("written");
+        let refused = |bytes: &[u8], what: &str| {
+            std::fs::write(desk.at("x.shard"), bytes).expect("written");
+            let line = desk.bad("merge @x.shard -o @x.kld", 2);
+            let says = line.contains("x.shard: ") && line.contains("expected ");
+            assert!(says && line.contains(what), "{name}: {line}");
+            assert!(!desk.at("x.kld").exists());
+        };
+        let content = &bytes[..bytes.len() - DIGEST];
+        for n in (20..bytes.len()).step_by(bytes.len() / 16) {
+            refused(&bytes[..n], "damaged or cut off");
+            let mut flipped = bytes.clone();
+            flipped[n] ^= 1 << (n % 8);
+            refused(&flipped, "damaged or cut off");
+            if n < content.len() {
+                let cut = &content[..n];
+                let digest = <sha2::Sha256 as sha2::Digest>::digest(cut);
+                refused(&[cut, &digest].concat(), "the fields of a shard");
+            }
+        }
+    }
+}
+
+/// Files of one kind where another is expected.
+#[test]
+fn foreign_files_in_place_of_shards_are_refused() {
+    let desk = Desk::new();
+    let text = "-f @text.txt -c 32 --chunks 4";
+    desk.good(&format!(
+        "perplexity @model.gguf {text} --shard 1/1 --out @p.shard"
+    ));
+    desk.good(&format!(
+        "perplexity @model.gguf {text} --base-top 5 --shard 1/1 --out @b.shard"
+    ));
+    desk.good("merge @b.shard -o @b.kld");
+    desk.good("quantize @model.gguf @f16.gguf F16 --allow-requantize");
+    let text = std::fs::read_to_string(desk.at("text.txt")).expect("there");
+    std::fs::write(desk.at("long.txt"), text.repeat(4)).expect("written");
+    let choice = "quantize -q @f16.gguf --target-bpw 5 -f @long.txt --chunks 2 --measure-by group";
+    desk.good(&format!("{choice} --shard 1/20 --sensitivities @s.jsonl"));
+    let compare = "perplexity @model.gguf --kl-divergence --kl-divergence-base";
+    for (line, code, says) in [
+        (
+            "merge @s.jsonl".to_owned(),
+            2,
+            "s.jsonl: expected a shard of a measurement (it begins with",
+        ),
+        ("merge @b.kld".to_owned(), 2, "b.kld: expected a shard"),
+        (
+            "merge @p.shard @b.shard".to_owned(),
+            2,
+            "b.shard: shard of another measurement: ",
+        ),
+        (format!("{compare} @b.shard"), 1, "b.shard: expected "),
+        (
+            format!("{choice} --shard 2/20 --sensitivities @p.shard"),
+            1,
+            "p.shard: line 1: expected the first line of a file of sensitivities, got \"octavo",
+        ),
+        (
+            format!("{choice} @o.gguf --sensitivities @s.jsonl --sensitivities @b.kld"),
+            1,
+            "b.kld: line 1: expected the first line of a file of sensitivities, got ",
+        ),
+    ] {
+        let error = desk.bad(&line, code);
+        assert!(error.contains(says), "{line}: {error}");
+    }
+    // a line of another kind, and a figure that is none
+    let whole = std::fs::read_to_string(desk.at("s.jsonl")).expect("written");
+    let head = whole.lines().next().expect("a first line");
+    for other in [
+        "{\"tensor\":\"a\",\"type\":\"Q9_K\",\"mean_kl\":1}",
+        "{\"tensor\":\"a\",\"type\":\"Q4_K\",\"mean_kl\":1e999}",
+        "[]",
+    ] {
+        std::fs::write(desk.at("s.jsonl"), format!("{head}\n{other}\n")).expect("written");
+        let error = desk.bad(
+            &format!("{choice} --shard 2/20 --sensitivities @s.jsonl"),
+            1,
+        );
+        let expected = "s.jsonl: line 2: expected a tensor, a type, and a mean KL divergence, got ";
+        assert!(error.contains(expected), "{other}: {error}");
+    }
+}
