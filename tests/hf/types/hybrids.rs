@@ -170,11 +170,12 @@ pub(super) const CASES: &[Case] = &[
         model_type: "deepseek_v3",
         config: || {
             with(
-                json!({ "num_hidden_layers": 3, "rms_norm_eps": 1e-6, "rope_theta": 500,
-            "q_lora_rank": 40, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8,
-            "v_head_dim": 24, "n_routed_experts": 8, "num_experts_per_tok": 2,
-            "moe_intermediate_size": 24, "n_shared_experts": 1, "first_k_dense_replace": 1,
-            "routed_scaling_factor": 2.5, "norm_topk_prob": true, "n_group": 4, "topk_group": 2,
+                json!({ "num_hidden_layers": 3, "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
+            "rope_theta": 500, "q_lora_rank": 40, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+            "qk_rope_head_dim": 8, "v_head_dim": 24, "n_routed_experts": 8,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": 1,
+            "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": true,
+            "n_group": 4, "topk_group": 2,
             "num_nextn_predict_layers": 1, "scoring_func": "sigmoid",
             "rope_scaling": { "type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
                 "original_max_position_embeddings": 16 } }),

@@ -5,6 +5,7 @@
 //! weights, and not taken from the table that is tested.
 
 mod cases;
+mod converter;
 mod delta;
 mod embedders;
 mod gemma4;
