@@ -32,6 +32,9 @@ const MAX_WARNING: usize = 400;
 /// Routes of health checks, which are polled every few seconds.
 const PROBES: [&str; 5] = ["/health", "/v1/health", "/ready", "/live", "/metrics"];
 
+/// Path of the page's files, of which a browser asks for dozens at once.
+const PAGE_FILES: &str = "/page/";
+
 /// A finished request.
 #[derive(Clone, Debug)]
 pub struct RequestRecord {
@@ -57,7 +60,7 @@ pub struct RequestRecord {
     pub is_whole: bool,
     /// Error message, printable characters only.
     pub error: Option<String>,
-    /// Whether the request is a health check.
+    /// Whether the request is a health check, or for one of the page's many files.
     pub is_probe: bool,
 }
 
@@ -232,7 +235,7 @@ pub(crate) async fn record(
             duration: Duration::ZERO,
             is_whole: false,
             error: None,
-            is_probe: PROBES.contains(&bare),
+            is_probe: PROBES.contains(&bare) || bare.starts_with(PAGE_FILES),
             id: id.clone(),
         }),
     });

@@ -38,7 +38,7 @@ enum LogFormat {
 }
 
 /// Returns the lowest level at which a record is written: -q keeps only requests that fail by a
-/// fault of the server, -v adds health probes.
+/// fault of the server, -v adds health probes and the page's files.
 fn level(event: &LogEvent<'_>) -> Level {
     match event {
         LogEvent::Request(record) if record.status >= 500 => Level::Quiet,

@@ -20,7 +20,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request};
-use axum::http::{HeaderValue, Method, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{Next, from_fn, map_response};
 use axum::response::IntoResponse;
 use axum::routing::{MethodRouter, get, post};
@@ -137,7 +137,15 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .route("/ready", shows(app, Guard::Open, status::ready))
         .route("/live", shows(app, Guard::Open, status::live))
         .route("/metrics", shows(app, Guard::Key, status::metrics))
-        .route("/", get(|| async { page::response() }))
+        .route(
+            "/",
+            get(|asked: HeaderMap| async move { page::index(&asked) }),
+        )
+        .route(
+            "/manifest.webmanifest",
+            get(|asked: HeaderMap| async move { page::manifest(&asked) }),
+        )
+        .route("/page/{version}/{*name}", get(page_file))
         .fallback(|| async { ApiError::not_found("there is no such route") })
         .method_not_allowed_fallback(|| async { ApiError::method() })
         .layer(from_fn({
@@ -180,6 +188,15 @@ fn behind(prefix: &str, router: Router) -> Router {
         .fallback(|| async { ApiError::not_found("there is no such route") })
 }
 
+/// Handles requests for a file of the page.
+async fn page_file(
+    path: Result<Path<(String, String)>, PathRejection>,
+    asked: HeaderMap,
+) -> Response<Body> {
+    let (version, name) = path.map_or_else(|_| Default::default(), |Path(both)| both);
+    page::file(&version, &name, &asked).into_response()
+}
+
 /// Adds CORS headers for the pages of allowed origins.
 async fn share(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
     let origin = request.headers().get(header::ORIGIN).cloned();
@@ -208,7 +225,7 @@ async fn share(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
     let headers = response.headers_mut();
     headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
     let vary = HeaderValue::from_static("origin, access-control-request-headers");
-    headers.insert(header::VARY, vary);
+    headers.append(header::VARY, vary);
     let methods = HeaderValue::from_static("GET, POST, DELETE");
     headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
     headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, named);

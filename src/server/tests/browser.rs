@@ -15,6 +15,14 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Key of element references, fixed by the WebDriver standard.
 const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
+/// Script that makes the names of the page's modules global, for the scripts of tests.
+const MODULES: &str = "const main = document.querySelector('script[type=module]').src; \
+    const names = ['attachments', 'chats', 'conversation', 'database', 'notice', 'state', \
+      'transfer']; \
+    return Promise.all(names.map((name) => import(new URL(`${name}.js`, main)))) \
+      .then((modules) => { Object.assign(window, ...modules); return state.opened; }) \
+      .then(() => true);";
+
 /// A browser with one window.
 pub(crate) struct Browser {
     driver: Child,
@@ -44,7 +52,12 @@ impl Browser {
             port: port.expect("the driver says its port"),
             session: String::new(),
         };
-        let args = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage"];
+        let args = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-dev-shm-usage",
+            "--window-size=1280,900",
+        ];
         let capabilities = json!({ "capabilities": { "alwaysMatch": {
             "goog:loggingPrefs": { "browser": "ALL" },
             "goog:chromeOptions": { "args": args },
@@ -84,9 +97,38 @@ impl Browser {
         self.ask("POST", path, body)
     }
 
+    /// Opens the page, and waits until its chat is open.
     pub(crate) fn open(&self, server: &Server) {
-        let url = format!("http://{}/", server.address);
+        self.open_at(server, "/");
+    }
+
+    /// Opens the page where it is under a path prefix.
+    pub(crate) fn open_at(&self, server: &Server, path: &str) {
+        let url = format!("http://{}{path}", server.address);
         self.post("/url", &json!({ "url": url }));
+        self.run(MODULES);
+    }
+
+    /// Sends a command of the DevTools protocol.
+    pub(crate) fn devtools(&self, command: &str, params: &Value) {
+        let command = json!({ "cmd": command, "params": params });
+        self.post("/goog/cdp/execute", &command);
+    }
+
+    /// Has the page shown on a screen of this width, in a dark or light theme.
+    pub(crate) fn show_on(&self, width: u32, is_dark: bool) {
+        let size = json!({ "width": width, "height": 844, "deviceScaleFactor": 1,
+            "mobile": width < 500 });
+        self.devtools("Emulation.setDeviceMetricsOverride", &size);
+        let scheme = if is_dark { "dark" } else { "light" };
+        let features = json!([{ "name": "prefers-color-scheme", "value": scheme }]);
+        let media = json!({ "features": features });
+        self.devtools("Emulation.setEmulatedMedia", &media);
+    }
+
+    /// Returns the lines of the browser's console since the last call.
+    pub(crate) fn console(&self) -> Value {
+        self.post("/se/log", &json!({ "type": "browser" }))
     }
 
     /// Opens another tab and switches to it; returns its handle.
@@ -133,6 +175,21 @@ impl Browser {
         let query = json!({ "using": "css selector", "value": selector });
         let found = self.post("/element", &query);
         found[ELEMENT].as_str().expect("an element").to_owned()
+    }
+
+    /// Has the keys of a text pressed, wherever the focus is. `\u{e009}` is the control key, which
+    /// is held until the end.
+    pub(crate) fn press(&self, keys: &str) {
+        let down = keys
+            .chars()
+            .map(|key| json!({ "type": "keyDown", "value": key }));
+        let up = keys
+            .chars()
+            .rev()
+            .map(|key| json!({ "type": "keyUp", "value": key }));
+        let actions: Vec<Value> = down.chain(up).collect();
+        let keyboard = json!({ "type": "key", "id": "keyboard", "actions": actions });
+        self.post("/actions", &json!({ "actions": [keyboard] }));
     }
 
     pub(crate) fn write(&self, selector: &str, text: &str) {

@@ -9,9 +9,9 @@ use crate::client::{Server, small};
 use crate::images::{asked, image, image_path, seeing, text};
 
 /// The Enter key.
-const ENTER: &str = "\u{e007}";
+pub(crate) const ENTER: &str = "\u{e007}";
 
-const ENDED: &str = "const stop = document.querySelector('#stop'); \
+pub(crate) const ENDED: &str = "const stop = document.querySelector('#stop'); \
     return stop.hidden || getComputedStyle(stop).display === 'none';";
 
 #[test]
@@ -22,6 +22,8 @@ fn the_page_chats_stops_and_shows_probabilities() {
     let server = Server::usual();
     browser.open(&server);
     browser.wait("return document.querySelector('#model').textContent.includes('octavo');");
+    browser.run(LISTEN);
+    browser.click("#probabilities");
 
     browser.write("#input", &format!("1+1={ENTER}"));
     browser.wait("return document.querySelectorAll('.message[data-role=assistant]').length === 1;");
@@ -39,6 +41,15 @@ fn the_page_chats_stops_and_shows_probabilities() {
     );
     browser.click(".token");
     browser.wait("return document.querySelector('#popup').innerText.includes('%');");
+    assert_eq!(
+        browser.run("return window.asked[0].top_logprobs;"),
+        json!(5)
+    );
+
+    // without them, the answer is shown as Markdown, and a request does not ask for them
+    browser.click("#probabilities");
+    assert_eq!(browser.count(".token"), 0);
+    assert_eq!(browser.count(".message .md"), 1);
 
     // typed HTML is shown as text
     let script = "<script>window.broken = true</script><img src=x onerror='window.broken = true'>";
@@ -51,6 +62,11 @@ fn the_page_chats_stops_and_shows_probabilities() {
     assert_eq!(
         browser.run("return document.querySelectorAll('#messages img').length;"),
         json!(0)
+    );
+    browser.wait("return window.asked.length === 2;");
+    assert_eq!(
+        browser.run("return window.asked[1].logprobs === undefined;"),
+        json!(true)
     );
 }
 
@@ -105,8 +121,7 @@ fn nothing_is_wider_than_the_window_and_nothing_is_complained_of() {
     );
     browser.wait(ENDED);
     fits(&browser, &[1280, 768, 500]);
-    let log = browser.post("/se/log", &json!({ "type": "browser" }));
-    assert_eq!(log, json!([]));
+    assert_eq!(browser.console(), json!([]));
 }
 
 /// Checks that the page is not wider than windows of these widths.
@@ -119,7 +134,7 @@ fn fits(browser: &Browser, widths: &[u32]) {
 }
 
 /// Script that records the page's requests in `window.asked`.
-const LISTEN: &str = "window.asked = []; \
+pub(crate) const LISTEN: &str = "window.asked = []; \
     window.fetch = new Proxy(window.fetch, { apply(fetch, self, [url, init]) { \
       if (init && init.body) window.asked.push(JSON.parse(init.body)); \
       return fetch.call(self, url, init); } });";
@@ -192,7 +207,7 @@ fn images_are_sent_kept_and_removed() {
         return;
     };
     browser.open(&server);
-    browser.wait("return !document.querySelector('#add').hidden;");
+    browser.wait("return state.limits?.images > 0;");
     browser.run(LISTEN);
     browser.run(
         "const set = (name, value) => { const input = document.querySelector( \
@@ -241,17 +256,26 @@ fn images_are_sent_kept_and_removed() {
     browser.wait(ENDED);
     assert_eq!(sent(&browser), json!("What is this? And this?"));
 
-    // a new conversation removes the old one
-    browser.click("#new");
+    // a chat that is deleted takes its images with it, once that cannot be undone
+    let left = "return askDatabase('readonly', (store) => store.getAllKeys()) \
+        .then((keys) => keys.length);";
+    browser.wait("return chats.saving === 0;");
+    assert_eq!(browser.run(left), json!(1));
+    browser.click("[data-action=remove]");
+    browser.wait("return state.messages.length === 0;");
+    notice(&browser, "The chat was deleted.");
+    assert_eq!(browser.run(left), json!(0));
+    browser.click("#notice button");
+    browser.wait("return state.messages.length === 2;");
+    browser.wait(&left.replace("keys.length", "keys.length === 1"));
+    // it is shown in the version of the question that has it
+    browser.click("[data-action=version-before]");
+    browser.wait("return document.querySelector('.message .image img') !== null;");
+    browser.click("[data-action=remove]");
+    browser.wait("return state.messages.length === 0;");
     browser.open(&server);
-    browser.wait("return state.model !== null;");
-    browser.run(
-        "window.left = null; imagesRestored.then(async () => { \
-         window.left = (await askDatabase('readonly', (store) => store.getAllKeys())).length; });",
-    );
-    browser.wait("return window.left === 0;");
-    let log = browser.post("/se/log", &json!({ "type": "browser" }));
-    assert_eq!(log, json!([]));
+    browser.wait(&left.replace("keys.length", "keys.length === 0"));
+    assert_eq!(browser.console(), json!([]));
 }
 
 #[test]
@@ -267,7 +291,7 @@ fn images_that_cannot_be_sent_are_refused_in_a_line() {
         return;
     };
     browser.open(&server);
-    browser.wait("return !document.querySelector('#add').hidden;");
+    browser.wait("return state.limits?.images > 0;");
     for (event, files, expected) in [
         (
             "drop",
@@ -281,8 +305,13 @@ fn images_that_cannot_be_sent_are_refused_in_a_line() {
         ),
         (
             "paste",
-            "[['b.txt', 'text/plain', [65]]]",
-            "b.txt is not a PNG",
+            "[['b.bin', 'text/plain', [255, 254]]]",
+            "b.bin is neither",
+        ),
+        (
+            "drop",
+            "[['c.pdf', 'application/pdf', [37, 80, 68, 70, 45]]]",
+            "c.pdf has no text",
         ),
         (
             "paste",
@@ -312,11 +341,20 @@ fn a_model_of_texts_takes_no_images() {
     let server = Server::usual();
     browser.open(&server);
     browser.wait("return state.model !== null;");
-    assert_eq!(
-        browser.run("return document.querySelector('#add').hidden;"),
-        json!(true)
-    );
     hand(&browser, "drop", "[['a.png', 'image/png', [1]]]");
     notice(&browser, "takes text only");
     assert_eq!(browser.count("#drafts .image"), 0);
+    // a text file is put before the question, between fences that are longer than its own
+    browser.run(LISTEN);
+    let fenced: Vec<u8> = b"a\r\n```\n".to_vec();
+    let files = format!("[['a.md', 'text/markdown', {fenced:?}]]");
+    hand(&browser, "drop", &files);
+    browser.wait("return document.querySelectorAll('#drafts .file').length === 1;");
+    browser.write("#input", &format!("Why?{ENTER}"));
+    browser.wait(ENDED);
+    assert_eq!(
+        sent(&browser),
+        json!("File a.md:\n````\na\n```\n````\n\nWhy?")
+    );
+    assert_eq!(browser.count("#messages .file"), 1);
 }
