@@ -31,14 +31,13 @@ const MANIFEST: &str = include_str!("page/manifest.webmanifest");
 
 const FILES: &[File] = &files! {
     "attachments.js" "base.css" "chats.js" "code.js" "composer.js" "conversation.js" "database.js"
-    "dom.js" "editor.js" "facts.js" "format.js" "icon-192.png" "icon-512.png" "icon.svg"
-    "images.js" "key.js" "keyboard.js" "layout.css" "lazy.js" "main.js" "markdown.css"
-    "markdown.js" "math.js" "message.css" "message.js" "migrate.js" "model.js" "notice.js"
-    "panels.js" "pdf.js" "pdf_fonts.js" "pdf_reader.js" "plain_text.js" "pool.js" "popup.js" "request.js" "run.js" "sanitize.js"
-    "scroll.js" "server.js" "settings.js" "sidebar.js" "state.js" "storage.js" "strip.js"
-    "tabs.js" "tokens.js" "tools.js" "transfer.js" "tree.js" "vendor/Temml.woff2"
-    "vendor/highlight.js" "vendor/marked.js" "vendor/purify.js" "vendor/temml.css"
-    "vendor/temml.js"
+    "dom.js" "editor.js" "facts.js" "format.js" "icon-192.png" "icon-512.png" "icon.svg" "images.js"
+    "key.js" "keyboard.js" "layout.css" "lazy.js" "main.js" "markdown.css" "markdown.js" "math.js"
+    "message.css" "message.js" "migrate.js" "model.js" "notice.js" "panels.js" "pdf.js"
+    "pdf_fonts.js" "pdf_reader.js" "plain_text.js" "pool.js" "popup.js" "request.js" "run.js"
+    "sanitize.js" "scroll.js" "server.js" "settings.js" "sidebar.js" "state.js" "storage.js"
+    "strip.js" "tabs.js" "tokens.js" "tools.js" "transfer.js" "tree.js" "vendor/Temml.woff2"
+    "vendor/highlight.js" "vendor/marked.js" "vendor/purify.js" "vendor/temml.css" "vendor/temml.js"
 };
 
 /// Licences of the libraries in `vendor`.

@@ -355,7 +355,7 @@ fn many_long_chats_open_without_a_stutter() {
     browser.write("#search", "Answer 99 of chat 13.");
     browser.wait("return document.querySelectorAll('.chat-item').length === 1;");
     eprintln!(
-        "open {opening:?}, worst switch {switched:.0} ms, longest task {longest:.0} ms, search {:?}",
+        "open {opening:?}, switch {switched:.0} ms, longest task {longest:.0} ms, search {:?}",
         found.elapsed()
     );
     // on two busy cores; on idle ones a tenth
