@@ -17,8 +17,8 @@ const ELEMENT: &str = "element-6066-11e4-a52e-4f735466cecf";
 
 /// Script that makes the names of the page's modules global, for the scripts of tests.
 const MODULES: &str = "const main = document.querySelector('script[type=module]').src; \
-    const names = ['attachments', 'chats', 'conversation', 'database', 'notice', 'state', \
-      'transfer']; \
+    const names = ['attachments', 'chats', 'conversation', 'database', 'markdown', 'model', \
+      'notice', 'state', 'transfer']; \
     return Promise.all(names.map((name) => import(new URL(`${name}.js`, main)))) \
       .then((modules) => { Object.assign(window, ...modules); return state.opened; }) \
       .then(() => true);";

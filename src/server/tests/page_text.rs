@@ -364,3 +364,27 @@ fn the_text_of_pdf_files_is_read() {
     assert_eq!(browser.run("return drafts.all.length;"), json!(1));
     assert_eq!(browser.console(), json!([]));
 }
+
+#[test]
+fn a_growing_answer_is_made_anew_only_at_its_end() {
+    let Some(browser) = Browser::start() else {
+        return;
+    };
+    let server = Server::usual();
+    browser.open(&server);
+    // every block but the last stays the element that it was, while a text comes letter by letter
+    let replaced = browser.run(&format!(
+        "const text = {}; \
+         const parent = document.createElement('div'); \
+         const view = new MarkdownView(parent); \
+         let replaced = 0; \
+         for (let end = 1; end <= text.length; end++) {{ \
+           const before = [...parent.children].slice(0, -1); \
+           view.show(text.slice(0, end), end < text.length); \
+           replaced += before.filter((one, at) => parent.children[at] !== one).length; \
+         }} \
+         return [replaced, parent.children.length];",
+        json!("# One\n\nTwo *three*.\n\n- a\n- b\n\n```js\nx\n```\n\nFour, $x$ and `y`.\n")
+    ));
+    assert_eq!(replaced, json!([0, 5]));
+}
