@@ -62,6 +62,8 @@ const MODELS: &[(&str, f64)] = &[
 
 /// The same of the second wave, whose folder has one file of some models.
 const SECOND_MODELS: &[(&str, f64)] = &[
+    ("nemotron_h", F32_ROUNDING),
+    ("nemotron_h_moe", F32_ROUNDING),
     ("minimax-m2", F32_ROUNDING),
     ("olmoe", F32_ROUNDING),
     ("mistral4", F32_ROUNDING),
@@ -244,6 +246,8 @@ const INSIDE: &[&str] = &[
     "ssm_in",
     "ffn_moe_weights_sum",
     "ffn_moe_weights_sum_clamped",
+    // all rows, of which `result_norm` is the last
+    "h_nextn",
 ];
 
 /// Names llama.cpp has but the list lacks: the first because of its parentheses, the second and

@@ -248,21 +248,29 @@ impl<'a> Keys<'a> {
         Ok(all)
     }
 
-    /// Reads a count that is the same in all layers, stored once or per layer.
+    /// Reads a count that is the same in all layers that `counts` marks, stored once or per layer;
+    /// other layers may have 0.
     pub(super) fn uniform(
         &mut self,
         suffix: &str,
-        n_layer: usize,
+        counts: &[bool],
         range: RangeInclusive<usize>,
         default: Option<usize>,
     ) -> Result<usize, Error> {
-        let default = default.map(|value| PerLayer::same(value, n_layer));
-        let all = self.per_layer(suffix, n_layer, range, default.as_ref())?;
-        if all.iter().any(|n| n != all.of(0)) {
+        let default = default.map(|value| PerLayer::same(value, counts.len()));
+        let (least, most) = (*range.start(), *range.end());
+        let least = if counts.contains(&false) { 0 } else { least };
+        let all = self.per_layer(suffix, counts.len(), least..=most, default.as_ref())?;
+        let counted = || all.iter().zip(counts).filter(|(_, counts)| **counts);
+        let first = counted().next().map_or(all.of(0), |(n, _)| n);
+        if counted().any(|(n, _)| n != first) {
             let got: String = all.shown().to_string().chars().take(60).collect();
             return Err(self.unsupported(suffix, "one number for all layers", got));
         }
-        Ok(all.of(0))
+        if !range.contains(&first) {
+            return Err(self.bad(self.full(suffix), an_integer(&range), first.to_string()));
+        }
+        Ok(first)
     }
 
     /// Reads a finite positive number below `below`; `None` as default makes the key required.

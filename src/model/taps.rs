@@ -147,6 +147,8 @@ pub const FFN_MOE_SWIGLU: &str = "ffn_moe_swiglu";
 pub const FFN_MOE_GEGLU: &str = "ffn_moe_geglu";
 /// The same in gpt-oss.
 pub const FFN_MOE_SWIGLU_OAI: &str = "ffn_moe_swiglu_oai";
+/// Squared ReLU of the chosen experts' up projections.
+pub const FFN_MOE_RELU_SQR: &str = "ffn_moe_relu_sqr";
 /// The chosen experts' down projections.
 pub const FFN_MOE_DOWN: &str = "ffn_moe_down";
 /// Down projections times the NVFP4 factors.
@@ -267,6 +269,8 @@ pub const SELF_ATTN_OUT_PROJ: &str = "model.layers.{}.self_attn.out_proj";
 pub const LFM2_FFN_OUT: &str = "model.layers.{}.ffn_out";
 /// A layer's output.
 pub const L_OUT: &str = "l_out";
+/// A layer's output, under Nemotron H's name.
+pub const NEMOTRON_H_BLOCK_OUT: &str = "nemotron_h_block_out";
 /// The layer's output plus deepstack features of images.
 pub const DEEPSTACK_OUT: &str = "deepstack_out";
 /// Result of the final norm.

@@ -225,7 +225,12 @@ fn other_architectures_hold() {
             usize::MAX,
         );
     }
-    for model in ["minimax-m2-Q8_0", "exaone-moe-Q8_0", "bailingmoe2-Q8_0"] {
+    for model in [
+        "minimax-m2-Q8_0",
+        "exaone-moe-Q8_0",
+        "bailingmoe2-Q8_0",
+        "nemotron_h_moe-Q8_0",
+    ] {
         every_prompt(
             &shared.join(format!("arch2/models/{model}.gguf")),
             &shared.join("arch2/goldens"),

@@ -224,11 +224,7 @@ impl Layer<'_, '_> {
         let hp = self.hp;
         let (width, rotates) = (self.width_of(side), self.dims.rotates);
         let normed = hp.architecture.names.qk_normed[side as usize];
-        let rotated = hp
-            .architecture
-            .names
-            .rotated
-            .map(|both| both[side as usize]);
+        let rotated = hp.architecture.names.rotated[side as usize];
         if !matches!(hp.qk_norm, QkNorm::None | QkNorm::HeadAfterRotation) {
             x = self.qk_norm(side, &x)?;
             // without RoPE, the normed value has the rotated one's name

@@ -1,7 +1,7 @@
 //! Mixtures of experts: each token goes through the experts that a router chooses for it, and
 //! through a shared one if there is one.
 
-use super::architecture::{Gating, Norm};
+use super::architecture::{Gating, Norm, Up};
 use super::hparams::{Groups, LayerExperts, Routing};
 use super::layer::Layer;
 use super::math::{add_bias, add_into, columns, rms_norm, scale, sigmoid, softmax_rows};
@@ -27,7 +27,8 @@ impl Layer<'_, '_> {
         let mut out = self.routed_by(routing, experts, h, h)?;
         if let Some(n_ff) = experts.n_ff_shared {
             add_into(&mut out, &self.shared(n_ff, h)?);
-            self.tap("ffn_out", n_embd, &mut out);
+            let name = self.hp.architecture.names.ffn_out;
+            self.tap(name.unwrap_or("ffn_out"), n_embd, &mut out);
         }
         Ok(out)
     }
@@ -41,9 +42,16 @@ impl Layer<'_, '_> {
         h: &[f64],
     ) -> Result<Vec<f64>, Error> {
         let chosen = self.route(routing, experts.used, router_input)?;
-        let mut out = self.routed(routing, experts, &chosen, h)?;
-        self.tap("ffn_moe_out", self.hp.n_embd, &mut out);
-        Ok(out)
+        let n_embd = self.hp.n_embd;
+        let Some(width) = routing.latent else {
+            let mut out = self.routed(routing, experts, &chosen, (h, n_embd))?;
+            self.tap("ffn_moe_out", n_embd, &mut out);
+            return Ok(out);
+        };
+        let z = self.product("ffn_latent_down", n_embd, width, h)?;
+        let mut out = self.routed(routing, experts, &chosen, (&z, width))?;
+        self.tap("ffn_moe_out", width, &mut out);
+        self.product("ffn_latent_up", width, n_embd, &out)
     }
 
     /// Applies a dense block and a mixture to the same stream, each between norms of its own.
@@ -168,15 +176,18 @@ impl Layer<'_, '_> {
         w
     }
 
-    /// Computes the weighted sum of the chosen experts' results for each token.
+    /// Computes the weighted sum of the chosen experts' results for each token, of which `h` has
+    /// `n_embd` values.
     fn routed(
         &mut self,
         routing: &Routing,
         experts: LayerExperts,
         chosen: &Chosen,
-        h: &[f64],
+        (h, n_embd): (&[f64], usize),
     ) -> Result<Vec<f64>, Error> {
-        let (n_embd, n_ff, used) = (self.hp.n_embd, experts.n_ff, experts.used);
+        let (n_ff, used) = (experts.n_ff, experts.used);
+        let activation = self.hp.architecture.activation;
+        let plain = self.hp.architecture.up == Up::Plain;
         let merged = self.weights.has(&self.name("ffn_gate_up_exps.weight"));
         // one row for each chosen expert of each token
         let rows = h.chunks(n_embd);
@@ -184,7 +195,9 @@ impl Layer<'_, '_> {
         let mut product = |what: &str, n_out| {
             self.expert_product(what, [n_embd, n_out, routing.count], used, &chosen.ids, &x)
         };
-        let (gate, up) = if merged {
+        let (gate, up) = if plain {
+            (Vec::new(), product("up", n_ff)?)
+        } else if merged {
             let both = product("gate_up", 2 * n_ff)?;
             (
                 columns(&both, 2 * n_ff, 0..n_ff),
@@ -193,9 +206,14 @@ impl Layer<'_, '_> {
         } else {
             (product("gate", n_ff)?, product("up", n_ff)?)
         };
-        let activation = self.hp.architecture.activation;
-        let mut gated = activation.gated(&gate, &up);
-        let name = format!("ffn_moe_{}", activation.gated_name());
+        let mut gated = match plain {
+            true => up.iter().map(|x| activation.of(*x)).collect(),
+            false => activation.gated(&gate, &up),
+        };
+        let name = match plain {
+            true => "ffn_moe_relu_sqr".to_owned(),
+            false => format!("ffn_moe_{}", activation.gated_name()),
+        };
         self.tap(&name, used * n_ff, &mut gated);
         let dims = [n_ff, n_embd, routing.count];
         let mut down = self.expert_product("down", dims, used, &chosen.ids, &gated)?;

@@ -13,8 +13,8 @@ impl Layer<'_, '_> {
             return self.mixture(routing, experts, h);
         }
         let mut out = self.dense("", self.dims.n_ff, h)?;
-        if self.hp.architecture.names.ffn_out {
-            self.tap("ffn_out", self.hp.n_embd, &mut out);
+        if let Some(name) = self.hp.architecture.names.ffn_out {
+            self.tap(name, self.hp.n_embd, &mut out);
         }
         Ok(out)
     }

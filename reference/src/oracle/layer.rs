@@ -67,6 +67,15 @@ impl Layer<'_, '_> {
         };
         let norm = architecture.attn_norm.filter(is_there);
         let normed = self.norm_or_copy(norm, x)?;
+        if architecture.one_of_both {
+            let out = match self.dims.n_ff {
+                0 => self.mixed_tokens(&normed)?,
+                _ => self.feed_forward(&normed)?,
+            };
+            self.add_branch(x, out);
+            self.tap("nemotron_h_block_out", self.hp.n_embd, x);
+            return Ok(());
+        }
         self.add_mixed_tokens(x, &normed)?;
         if architecture.feeds_forward {
             self.add_fed(x, &normed)?;

@@ -6,7 +6,7 @@ use super::{bare_layer, blk, taps};
 pub(super) const SPEC: Spec = Spec {
     name: "falcon-h1",
     recurrent: Some(Recurrent::Mamba2Beside),
-    rotated: [taps::Q_CUR_POST_ROPE, taps::K_CUR_POST_ROPE],
+    rotated: [Some(taps::Q_CUR_POST_ROPE), Some(taps::K_CUR_POST_ROPE)],
     layer,
     ..DECODER
 };

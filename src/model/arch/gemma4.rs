@@ -15,7 +15,7 @@ pub(super) const SPEC: Spec = Spec {
         residual: Some(taps::ATTN_OUT),
     },
     attn_out: None,
-    rotated: [taps::Q_CUR_POS, taps::K_CUR_POS],
+    rotated: [Some(taps::Q_CUR_POS), Some(taps::K_CUR_POS)],
     reads: &[
         "attention.sliding_window",
         "attention.shared_kv_layers",

@@ -11,6 +11,7 @@ pub(super) const SPEC: Spec = Spec {
     full_rotary: true,
     qk_norm: QkNorm::AfterRope,
     qk_normed: [taps::Q_CUR_NORM, taps::K_CUR_NORM],
+    rotated: [Some(taps::Q_CUR), None],
     reads: &EXPERT_KEYS,
     read_hparams: |k, h| {
         h.experts = Some(experts(k, h, RULES)?);

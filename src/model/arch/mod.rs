@@ -46,6 +46,8 @@ mod mistral3;
 mod mistral4;
 mod modern_bert;
 mod nemotron;
+mod nemotron_h;
+mod nemotron_h_moe;
 mod neo_bert;
 mod nomic_bert;
 mod olmo2;
@@ -89,7 +91,7 @@ use layers::{
 use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. A new one needs its file and a line here.
-static ALL: [Arch; 61] = [
+static ALL: [Arch; 63] = [
     Arch(&arcee::SPEC),
     Arch(&bailingmoe2::SPEC),
     Arch(&bert::SPEC),
@@ -132,6 +134,8 @@ static ALL: [Arch; 61] = [
     Arch(&mistral4::SPEC),
     Arch(&modern_bert::SPEC),
     Arch(&nemotron::SPEC),
+    Arch(&nemotron_h::SPEC),
+    Arch(&nemotron_h_moe::SPEC),
     Arch(&neo_bert::SPEC),
     Arch(&nomic_bert::SPEC),
     Arch(&olmo2::SPEC),
@@ -178,6 +182,8 @@ pub(super) struct Spec {
     pub(super) name: &'static str,
     /// Pairs of dimensions that RoPE rotates together.
     pub(super) pairing: Pairing,
+    /// Attention has RoPE.
+    pub(super) rotates: bool,
     /// The whole head must be rotated.
     pub(super) full_rotary: bool,
     /// M-RoPE sections: the split of RoPE pairs among image axes, for models with images.
@@ -216,8 +222,10 @@ pub(super) struct Spec {
     pub(super) embedding: &'static str,
     /// Tap name of attention's output projection, if it has one.
     pub(super) attn_out: Option<&'static str>,
-    /// Tap names of queries and keys after RoPE.
-    pub(super) rotated: [&'static str; 2],
+    /// Tap name of the feed-forward block's result.
+    pub(super) ffn_out: &'static str,
+    /// Tap names of queries and keys after RoPE, if they have any.
+    pub(super) rotated: [Option<&'static str>; 2],
     /// Tap name of scaled token embeddings.
     pub(super) scaled_embedding: &'static str,
     /// Causal attention, and the last layer's rows become logits. Otherwise attention is
@@ -246,6 +254,7 @@ pub(super) struct Spec {
 const DECODER: Spec = Spec {
     name: "",
     pairing: Pairing::Neox,
+    rotates: true,
     full_rotary: false,
     sections: None,
     images: Images::None,
@@ -271,7 +280,8 @@ const DECODER: Spec = Spec {
     ],
     embedding: taps::INP_EMBD,
     attn_out: Some(taps::ATTN_OUT),
-    rotated: [taps::Q_CUR, taps::K_CUR],
+    ffn_out: taps::FFN_OUT,
+    rotated: [Some(taps::Q_CUR), Some(taps::K_CUR)],
     scaled_embedding: taps::INP_EMBD,
     causal: true,
     classifier: None,

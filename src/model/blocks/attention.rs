@@ -16,7 +16,7 @@ struct Projection {
     gated: bool,
     norm: Option<NormWeights>,
     tap: &'static str,
-    rotated_tap: &'static str,
+    rotated_tap: Option<&'static str>,
 }
 
 /// A projection's result.
@@ -121,7 +121,7 @@ impl Builder<'_> {
             gate = Some(self.named_slice(y, 2 * n, n, n, name));
             y = self.slice(y, 2 * n, 0, n);
         }
-        let tap = at(p.rotated_tap, l);
+        let tap = p.rotated_tap.and_then(|name| at(name, l));
         y = match self.spec.qk_norm {
             QkNorm::BeforeRope => {
                 y = self.optional_norm(y, p.norm, l);

@@ -67,12 +67,17 @@ impl Builder<'_> {
             Some(ExpertScale::OfExperts(scales)) => self.scaled_experts(route, scales),
             Some(ExpertScale::OfRows(_)) | None => route.weights,
         };
-        let [gate, up] = self.expert_inputs(x, ids, w, l);
-        let (act, name) = self.h.feature().gated_experts();
-        let y = self.push(Op::Gate { gate, up, act }, self.info(gate), at(name, l));
+        let z = match w.latent {
+            Some([down, _]) => self.matmul(x, down, None),
+            None => x,
+        };
+        let y = self.inner_values(z, ids, w, l);
         let y = self.bank(y, ids, w.down, l, &DOWN);
         let sum = Op::ExpertSum { x: y, weights };
-        let out = self.push(sum, self.info(x), at(taps::FFN_MOE_OUT, l));
+        let mut out = self.push(sum, self.info(z), at(taps::FFN_MOE_OUT, l));
+        if let Some([_, up]) = w.latent {
+            out = self.matmul(out, up, None);
+        }
         let Some(shared) = w.shared else {
             return out;
         };
@@ -83,7 +88,31 @@ impl Builder<'_> {
             let by = self.unary(by, Function::Sigmoid, at(sigmoid, l));
             y = self.push(Op::ScaleRows { x: y, by }, self.info(y), at(gated, l));
         }
-        self.add(out, y, at(taps::FFN_OUT, l))
+        let name = at(self.spec.ffn_out, l);
+        self.add(out, y, name)
+    }
+
+    /// Appends the values that the chosen experts' down projections read.
+    fn inner_values(&mut self, x: ValueId, ids: ValueId, w: &Experts, l: usize) -> ValueId {
+        let [gate, up] = match w.input {
+            ExpertInputs::Plain(up) => {
+                let up = self.bank(x, ids, up, l, &UP);
+                let (f, _) = self.h.feature().plain();
+                return self.unary(up, f, at(taps::FFN_MOE_RELU_SQR, l));
+            }
+            ExpertInputs::Apart { gate, up } => {
+                let gate = self.bank(x, ids, gate, l, &GATE);
+                [gate, self.bank(x, ids, up, l, &UP)]
+            }
+            ExpertInputs::Together(both) => {
+                let all = self.bank(x, ids, both, l, &GATE_UP);
+                let n = self.h.experts.map_or(0, |rules| rules.n_ff);
+                let mut half = |from, name| self.named_slice(all, 2 * n, from, n, at(name, l));
+                [half(0, taps::FFN_MOE_GATE), half(n, taps::FFN_MOE_UP)]
+            }
+        };
+        let (act, name) = self.h.feature().gated_experts();
+        self.push(Op::Gate { gate, up, act }, self.info(gate), at(name, l))
     }
 
     /// Multiplies the chosen experts' weights with the experts' scales.
@@ -149,22 +178,6 @@ impl Builder<'_> {
         }
         let weights = self.scale(weights, rules.scale, at(taps::FFN_MOE_WEIGHTS_SCALED, l));
         Route { ids, weights }
-    }
-
-    /// Appends the chosen experts' gate and up projections.
-    fn expert_inputs(&mut self, x: ValueId, ids: ValueId, w: &Experts, l: usize) -> [ValueId; 2] {
-        match w.input {
-            ExpertInputs::Apart { gate, up } => {
-                let gate = self.bank(x, ids, gate, l, &GATE);
-                [gate, self.bank(x, ids, up, l, &UP)]
-            }
-            ExpertInputs::Together(both) => {
-                let all = self.bank(x, ids, both, l, &GATE_UP);
-                let n = self.h.experts.map_or(0, |rules| rules.n_ff);
-                let mut half = |from, name| self.named_slice(all, 2 * n, from, n, at(name, l));
-                [half(0, taps::FFN_MOE_GATE), half(n, taps::FFN_MOE_UP)]
-            }
-        }
     }
 
     /// Appends the products with the chosen experts of a bank, their scales and biases.

@@ -48,8 +48,13 @@ impl Feature {
         (act, name)
     }
 
+    /// Returns whether it is an activation of a gate.
+    pub(crate) fn is_gated(self) -> bool {
+        self != Feature::SquaredRelu
+    }
+
     /// Returns the activation of an ungated product, and the result's name.
-    fn plain(self) -> (Function, &'static str) {
+    pub(super) fn plain(self) -> (Function, &'static str) {
         match self {
             Feature::Gelu => (Function::Gelu, taps::FFN_GELU),
             Feature::SquaredRelu => (Function::SquaredRelu, taps::FFN_SQR_RELU),
@@ -65,7 +70,7 @@ impl Builder<'_> {
     /// also norms `x` itself.
     pub(super) fn feed_forward(&mut self, normed: ValueId, x: ValueId, l: usize) -> ValueId {
         match &self.of_layer(l).ffn {
-            Ffn::Dense(w) => self.dense(normed, w, l, taps::FFN_OUT),
+            Ffn::Dense(w) => self.dense(normed, w, l, self.spec.ffn_out),
             Ffn::Experts(w) => self.experts(normed, normed, w, l),
             Ffn::Both(w) => self.dense_and_experts(normed, x, w, l),
             Ffn::Absent => unreachable!("the layer ends before it"),

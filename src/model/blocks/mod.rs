@@ -31,6 +31,8 @@ pub(super) enum Block {
     Parallel,
     /// Sequential, with norms of the residual sums (post-norm).
     NormedSums,
+    /// A layer is a token mixer or a feed-forward block.
+    OneOfBoth,
 }
 
 /// Appends nodes to a graph.
@@ -129,6 +131,7 @@ impl<'a> Builder<'a> {
             Block::Sequential { residual } => self.sequential(x, l, residual),
             Block::Parallel => self.parallel(x, l),
             Block::NormedSums => self.normed_sums(x, l),
+            Block::OneOfBoth => self.one_of_both(x, l),
         }
     }
 
@@ -206,6 +209,19 @@ impl<'a> Builder<'a> {
         let out = self.feed_forward(normed, x, l);
         let out = self.add(out, x, None);
         self.add(attended, out, at(taps::L_OUT, l))
+    }
+
+    fn one_of_both(&mut self, x: ValueId, l: usize) -> ValueId {
+        let w = self.of_layer(l);
+        let normed = self.optional_norm(x, w.attn_norm, l);
+        let [out, x] = if w.ffn == Ffn::Absent {
+            let out = self.mixed(normed, l);
+            self.output_rows([out, x], l)
+        } else {
+            let [normed, x] = self.output_rows([normed, x], l);
+            [self.feed_forward(normed, x, l), x]
+        };
+        self.add(out, x, at(taps::NEMOTRON_H_BLOCK_OUT, l))
     }
 
     fn normed_sums(&mut self, x: ValueId, l: usize) -> ValueId {

@@ -29,6 +29,8 @@ pub struct Experts {
     pub scale: f32,
     /// Group-limited routing, if used.
     pub groups: Option<TopGroups>,
+    /// Width that the experts read and yield, where it is another than the embedding's.
+    pub latent: Option<usize>,
 }
 
 /// Function that turns router scores into weights.
@@ -55,6 +57,8 @@ pub(crate) struct ExpertRules {
     pub(crate) n_ff: DefaultWidth,
     /// Where the width of shared experts comes from.
     pub(crate) shared: SharedWidth,
+    /// `moe_latent_size` is read: [`Experts::latent`].
+    pub(crate) latent: bool,
 }
 
 /// Width of the shared experts.
@@ -120,6 +124,7 @@ pub(crate) const MIXTURE: ExpertRules = ExpertRules {
     normalized: Some(true),
     n_ff: DefaultWidth::Divided,
     shared: SharedWidth::Keyed,
+    latent: false,
 };
 
 /// Keys [`experts`] reads, among those refused by default.
@@ -156,7 +161,7 @@ pub(crate) fn experts_after_dense(
 /// Reads the experts' keys.
 pub(crate) fn experts(k: &mut Keys<'_>, h: &Hparams, rules: ExpertRules) -> Result<Experts, Error> {
     let count = k.count("expert_count", 1..=MAX_EXPERTS, None)?.value;
-    let used = k.uniform("expert_used_count", h.n_layer(), 1..=count, None)?;
+    let used = k.uniform("expert_used_count", &h.fed_layers(), 1..=count, None)?;
     let n_ff = width(k, h, rules.n_ff, used)?;
     let shared_n_ff = match rules.shared {
         SharedWidth::Keyed => shared_width(k, n_ff)?,
@@ -172,7 +177,12 @@ pub(crate) fn experts(k: &mut Keys<'_>, h: &Hparams, rules: ExpertRules) -> Resu
         Some(normalized) => normalized,
         None => k.flag("expert_weights_norm", false)?,
     };
+    let latent = match rules.latent {
+        true => k.count("moe_latent_size", 0..=MAX_WIDTH, Some(0))?.value,
+        false => 0,
+    };
     Ok(Experts {
+        latent: Some(latent).filter(|width| *width > 0),
         count,
         used,
         n_ff,
@@ -190,7 +200,8 @@ fn width(
     default: DefaultWidth,
     used: usize,
 ) -> Result<usize, Error> {
-    let whole = h.layers[0].n_ff;
+    let whole = h.layers.iter().map(|layer| layer.n_ff).find(|n| *n > 0);
+    let whole = whole.unwrap_or(0);
     let default = match default {
         DefaultWidth::Whole => return Ok(whole),
         DefaultWidth::Divided => Some(whole / used).filter(|n| *n > 0),
@@ -198,7 +209,7 @@ fn width(
     };
     k.uniform(
         "expert_feed_forward_length",
-        h.n_layer(),
+        &h.fed_layers(),
         1..=MAX_WIDTH,
         default,
     )

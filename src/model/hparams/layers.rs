@@ -3,6 +3,7 @@
 use octavo_kernels::{CacheLayer, Scores};
 
 use crate::arch::Spec;
+use crate::blocks::Block;
 use crate::error::Error;
 use crate::keys::{Keys, PerLayer};
 
@@ -18,6 +19,8 @@ pub enum TokenMixer {
     Recurrence,
     /// Both, in parallel.
     Both,
+    /// None: the layer is a feed-forward block.
+    Absent,
 }
 
 /// Sizes and attention settings of one layer.
@@ -105,12 +108,12 @@ pub(super) fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
 impl LayerHparams {
     /// Returns whether the layer has attention.
     pub fn attends(&self) -> bool {
-        self.mixer != TokenMixer::Recurrence
+        matches!(self.mixer, TokenMixer::Attention | TokenMixer::Both)
     }
 
     /// Returns whether the layer has a recurrent state.
     pub fn recurs(&self) -> bool {
-        self.mixer != TokenMixer::Attention
+        matches!(self.mixer, TokenMixer::Recurrence | TokenMixer::Both)
     }
 
     /// Returns the window that limits the cache, in positions including the token's own; `None` is
@@ -143,7 +146,8 @@ pub(super) fn read(
     n_embd: usize,
     n_layer: usize,
 ) -> Result<Layers, Error> {
-    let least = usize::from(!spec.reads.contains(&"expert_count") && spec.feeds_forward);
+    let may_lack = spec.reads.contains(&"expert_count") || spec.block == Block::OneOfBoth;
+    let least = usize::from(!may_lack && spec.feeds_forward);
     let none = PerLayer::same(0, n_layer);
     let n_ff = k.per_layer(
         "feed_forward_length",
@@ -152,9 +156,9 @@ pub(super) fn read(
         Some(&none).filter(|_| least == 0),
     )?;
     let mut heads = read_heads(k, spec, n_layer)?;
-    let mixers = recurrent::token_mixers(k, spec, &heads.n_head_kv)?;
+    let mixers = recurrent::token_mixers(k, spec, &heads.n_head_kv, &n_ff)?;
     for (l, mixer) in mixers.iter().enumerate() {
-        if *mixer == TokenMixer::Recurrence {
+        if matches!(mixer, TokenMixer::Recurrence | TokenMixer::Absent) {
             heads.n_head.set(l, 0);
             heads.n_head_kv.set(l, 0);
         }

@@ -18,7 +18,7 @@ use gguf_rs_lite::{Gguf, Value};
 use octavo_kernels::CacheLayer;
 
 use crate::arch::{Arch, Images, Spec};
-use crate::blocks::Feature;
+use crate::blocks::{Block, Feature};
 use crate::error::Error;
 use crate::graph::Norm;
 use crate::keys::{Entry, Keys, Source, Sourced, show};
@@ -52,6 +52,9 @@ pub const MAX_WIDTH: usize = 1 << 24;
 pub const MAX_HEADS: usize = 1 << 16;
 /// Maximum head width.
 pub const MAX_HEAD_DIM: usize = 1024;
+/// Keys of [`Hparams::norm_eps`].
+const RMS_EPSILON: &str = "attention.layer_norm_rms_epsilon";
+pub(crate) const LAYER_EPSILON: &str = "attention.layer_norm_epsilon";
 /// Key of [`Hparams::n_deepstack`].
 pub(crate) const DEEPSTACK: &str = "n_deepstack_layers";
 /// Minimum number of tensors in any architecture's layer (fused QKV): bounds the layer count by the
@@ -176,17 +179,18 @@ impl Hparams {
         check_layers(&k, n_layer.value, gguf.tensors().len())?;
         let Layers { layers, latent } = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
         let epsilon = match spec.norm {
-            Norm::Rms => "attention.layer_norm_rms_epsilon",
-            Norm::Layer => "attention.layer_norm_epsilon",
+            Norm::Rms if !spec.reads.contains(&LAYER_EPSILON) => RMS_EPSILON,
+            Norm::Rms if k.get(RMS_EPSILON).is_some() => RMS_EPSILON,
+            Norm::Rms | Norm::Layer => LAYER_EPSILON,
         };
         // an epsilon of 1 would make every norm return almost nothing: no model is trained so
         let norm_eps = k.positive(epsilon, 1.0, None)?;
         let rope = match layers.iter().find(|layer| layer.attends()) {
-            Some(layer) => {
+            Some(layer) if spec.rotates => {
                 let head_dim = latent.map_or(layer.head_dim, |latent| latent.rotated);
                 rope::read(&mut k, spec, head_dim, context_length.value)?
             }
-            None => rope::unused(spec, context_length.value),
+            _ => rope::unused(spec, context_length.value),
         };
         let recurrent = recurrent::read(&mut k, spec, n_embd.value)?;
         let n_deepstack = deepstack(&mut k, spec, n_layer.value)?;
@@ -226,6 +230,9 @@ impl Hparams {
             entries: Vec::new(),
             warnings: Vec::new(),
         };
+        if !spec.rotates {
+            h.layers.iter_mut().for_each(|layer| layer.rope = None);
+        }
         (spec.read_hparams)(&mut k, &mut h)?;
         for layer in h.layers.iter_mut().filter(|layer| layer.attends()) {
             layer.scores.images = spec.images.see_each_other(layer.scores.window);
@@ -264,6 +271,13 @@ impl Hparams {
     /// Returns the context length the model was trained for.
     pub fn n_ctx_train(&self) -> usize {
         self.context_length.value
+    }
+
+    /// Returns which layers have a feed-forward block or experts.
+    pub(crate) fn fed_layers(&self) -> Vec<bool> {
+        let mixes_or_feeds = self.arch.spec().block == Block::OneOfBoth;
+        let is_fed = |layer: &LayerHparams| !mixes_or_feeds || layer.mixer == TokenMixer::Absent;
+        self.layers.iter().map(is_fed).collect()
     }
 
     /// Returns whether attention is causal, so that a text can be processed in chunks and
@@ -382,7 +396,9 @@ fn check_layers(k: &Keys<'_>, n_layer: usize, n_tensors: usize) -> Result<(), Er
 /// Checks that layers without experts have a feed-forward width, where an architecture has such
 /// blocks.
 fn check_feed_forward(k: &Keys<'_>, h: &Hparams) -> Result<(), Error> {
-    let is_fed = h.experts.is_some() || !h.arch.spec().feeds_forward;
+    let spec = h.arch.spec();
+    let may_lack = !spec.feeds_forward || spec.block == Block::OneOfBoth;
+    let is_fed = h.experts.is_some() || may_lack;
     if is_fed || h.layers.iter().all(|layer| layer.n_ff > 0) {
         return Ok(());
     }

@@ -4,6 +4,7 @@ use gguf_rs_lite::Value;
 use octavo_kernels::{KeyHeads, matrix_state};
 
 use crate::arch::{Arch, Recurrent, Spec};
+use crate::blocks::Block;
 use crate::error::Error;
 use crate::keys::{Keys, PerLayer, Source};
 
@@ -57,11 +58,19 @@ pub(super) fn token_mixers(
     k: &mut Keys<'_>,
     spec: &Spec,
     n_head_kv: &PerLayer,
+    n_ff: &PerLayer,
 ) -> Result<Vec<TokenMixer>, Error> {
     let without_keys = |kv: usize| match kv {
         0 => TokenMixer::Recurrence,
         _ => TokenMixer::Attention,
     };
+    if spec.block == Block::OneOfBoth {
+        let mixer = |(kv, n_ff): (usize, usize)| match n_ff {
+            0 => without_keys(kv),
+            _ => TokenMixer::Absent,
+        };
+        return Ok(n_head_kv.iter().zip(n_ff.iter()).map(mixer).collect());
+    }
     Ok(match spec.recurrent {
         None => n_head_kv.iter().map(|_| TokenMixer::Attention).collect(),
         Some(Recurrent::Mamba2Beside) => n_head_kv.iter().map(|_| TokenMixer::Both).collect(),

@@ -120,6 +120,9 @@ pub struct Experts {
     pub router_bias: Option<VecId>,
     /// (n_expert): added to scores when experts are chosen, not when they are weighted.
     pub selection_bias: Option<VecId>,
+    /// (latent, n_embd) and (n_embd, latent): projections before and after the experts, which then
+    /// read and yield `latent` values instead of `n_embd`.
+    pub latent: Option<[WeightId; 2]>,
     /// Gate and up projections.
     pub input: ExpertInputs,
     /// (n_embd, n_ff) each
@@ -144,6 +147,8 @@ pub enum ExpertInputs {
     },
     /// One bank (2 n_ff, n_embd): an expert's gate rows, then its up rows.
     Together(ExpertBank),
+    /// One bank (n_ff, n_embd): up projections, without gates.
+    Plain(ExpertBank),
 }
 
 /// Matrices of all experts, stacked.

@@ -4,12 +4,25 @@ use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::families::{DEEPSEEK2, LLAMA, MIXTRAL, NARROW, QWEN2, QWEN3, SIGMOID, UNNAMED_ATTN_OUT};
 use super::{
-    Architecture, Experts, Names, QkNorm, Rotated, SharedWidth, Up, WeightsNorm, WindowLength,
-    WindowRope, Windows,
+    Architecture, Experts, Gating, Names, QkNorm, Recurrent, Rotated, SharedWidth, Up, WeightsNorm,
+    WindowLength, WindowRope, Windows,
 };
 
 /// Their differences from their families.
 pub(super) const COMBINED: &[Architecture] = &[
+    NEMOTRON_H,
+    Architecture {
+        name: "nemotron_h_moe",
+        experts: Some(Experts {
+            gating: Gating::Sigmoid,
+            keyed_scale: true,
+            weights_norm: WeightsNorm::Keyed,
+            selection_bias: true,
+            latent: true,
+            ..NARROW
+        }),
+        ..NEMOTRON_H
+    },
     Architecture {
         name: "minimax-m2",
         qk_norm: QkNorm::Whole,
@@ -63,6 +76,7 @@ pub(super) const COMBINED: &[Architecture] = &[
         }),
         names: Names {
             qk_normed: ["Qcur_norm", "Kcur_norm"],
+            rotated: [Some("Qcur"), None],
             ..LLAMA.names
         },
         ..LLAMA
@@ -128,3 +142,18 @@ pub(super) const COMBINED: &[Architecture] = &[
         ..LLAMA
     },
 ];
+
+/// Layers of one thing each: Mamba 2, attention, or an ungated block.
+const NEMOTRON_H: Architecture = Architecture {
+    name: "nemotron_h",
+    one_of_both: true,
+    recurrent: Some(Recurrent::Mamba2),
+    rotated: Rotated::Never,
+    up: Up::Plain,
+    activation: Activation::ReluSquared,
+    names: Names {
+        ffn_out: Some("l_out"),
+        ..LLAMA.names
+    },
+    ..LLAMA
+};

@@ -46,6 +46,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     ffn_norm: norm("ffn_norm", "ffn_norm"),
     ffn_post_norm: None,
     sum_norms: None,
+    one_of_both: false,
     parallel: false,
     latent: false,
     recurrent: None,
@@ -75,12 +76,12 @@ pub(super) const LLAMA: Architecture = Architecture {
         embedding: "inp_embd",
         attn_out: Some("attn_out"),
         residual: Some("ffn_inp"),
-        ffn_out: true,
+        ffn_out: Some("ffn_out"),
         scaled_embedding: None,
         query_gate: None,
         scaled_query: None,
         qk_normed: ["Qcur_normed", "Kcur_normed"],
-        rotated: Some(["Qcur", "Kcur"]),
+        rotated: [Some("Qcur"), Some("Kcur")],
         output_norm: "result_norm",
         unbiased_logits: None,
     },
@@ -98,6 +99,7 @@ pub(super) const MIXTRAL: Experts = Experts {
     shared_gate: None,
     shared_tap: "ffn_shexp",
     shared_width: SharedWidth::Counted,
+    latent: false,
     beside_dense: false,
 };
 
@@ -327,12 +329,12 @@ pub(super) const LFM2: Architecture = Architecture {
         embedding: "model.embed_tokens",
         attn_out: Some("model.layers.{}.self_attn.out_proj"),
         residual: None,
-        ffn_out: false,
+        ffn_out: None,
         qk_normed: [
             "model.layers.{}.self_attn.q_layernorm",
             "model.layers.{}.self_attn.k_layernorm",
         ],
-        rotated: None,
+        rotated: [None; 2],
         ..LLAMA.names
     },
     ..QWEN3

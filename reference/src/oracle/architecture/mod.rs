@@ -36,6 +36,9 @@ pub(super) struct Architecture {
     /// Tensors that norm the stream after attention has been added, and after the feed-forward
     /// block has.
     pub(super) sum_norms: Option<[&'static str; 2]>,
+    /// A layer is attention, a recurrence or a feed-forward block: the last where
+    /// `feed_forward_length` is not 0.
+    pub(super) one_of_both: bool,
     /// Attention and feed-forward read the same norm, and both are added to the stream.
     pub(super) parallel: bool,
     /// Multi-head latent attention (MLA): keys and values come from one latent row that all heads
@@ -95,8 +98,8 @@ pub(super) struct Names {
     pub(super) attn_out: Option<&'static str>,
     /// Stream between attention and feed-forward.
     pub(super) residual: Option<&'static str>,
-    /// Whether the feed-forward block's result is named.
-    pub(super) ffn_out: bool,
+    /// The feed-forward block's result, if it is named.
+    pub(super) ffn_out: Option<&'static str>,
     /// Embeddings after their scale, if both are named.
     pub(super) scaled_embedding: Option<&'static str>,
     /// Gate of attention's result, for architectures whose query projection yields one.
@@ -105,8 +108,8 @@ pub(super) struct Names {
     pub(super) scaled_query: Option<&'static str>,
     /// Queries and keys after their norm.
     pub(super) qk_normed: [&'static str; 2],
-    /// Queries and keys after RoPE.
-    pub(super) rotated: Option<[&'static str; 2]>,
+    /// Queries and keys after RoPE, if they are named.
+    pub(super) rotated: [Option<&'static str>; 2],
     /// Norm after the last layer.
     pub(super) output_norm: &'static str,
     /// Logits before their bias.
@@ -306,6 +309,9 @@ pub(super) struct Experts {
     /// llama.cpp's name for the shared expert's result.
     pub(super) shared_tap: &'static str,
     pub(super) shared_width: SharedWidth,
+    /// `moe_latent_size` is read: experts read and yield as many values, by projections before and
+    /// after them.
+    pub(super) latent: bool,
     /// They run beside a dense block, and the router has a norm of its own.
     pub(super) beside_dense: bool,
 }

@@ -124,7 +124,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         output_scale: true,
         names: Names {
             residual: Some("attn_out"),
-            rotated: Some(["Qcur_pos", "Kcur_pos"]),
+            rotated: [Some("Qcur_pos"), Some("Kcur_pos")],
             ..GEMMA2.names
         },
         ..GEMMA3
@@ -187,7 +187,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         name: "nemotron",
         activation: Activation::ReluSquared,
         names: Names {
-            ffn_out: false,
+            ffn_out: None,
             ..UNNAMED_ATTN_OUT
         },
         ..STARCODER2
@@ -268,7 +268,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         ffn_norm: bare("ffn_norm", "ffn_norm"),
         rope_pairs: RopePairs::Halves,
         names: Names {
-            rotated: Some(["Qcur-post-rope", "Kcur-post-rope"]),
+            rotated: [Some("Qcur-post-rope"), Some("Kcur-post-rope")],
             ..LLAMA.names
         },
         ..LLAMA

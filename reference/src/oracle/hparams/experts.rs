@@ -14,6 +14,8 @@ pub(in super::super) struct Routing {
     /// Factor on the weights, after that.
     pub(in super::super) scale: f64,
     pub(in super::super) groups: Option<Groups>,
+    /// Width that experts read and yield, if it is another than the stream's.
+    pub(in super::super) latent: Option<usize>,
     /// A bias is added to the scores experts are chosen by.
     pub(in super::super) selection_bias: bool,
 }
@@ -51,7 +53,13 @@ pub(super) fn read(
     let (Some(facts), true) = (architecture.experts, count > 0) else {
         return Ok((None, vec![None; n_layer]));
     };
-    let used = keys.required_per_layer("expert_used_count", n_layer)?;
+    let is_fed = |il: usize| !architecture.one_of_both || n_ff[il] > 0;
+    let used = match architecture.one_of_both {
+        true => keys
+            .per_layer_from(0, "expert_used_count", n_layer)?
+            .ok_or_else(|| keys.missing("expert_used_count"))?,
+        false => keys.required_per_layer("expert_used_count", n_layer)?,
+    };
     if let Some(&used) = used.iter().find(|&&used| used > count) {
         let expected = format!("at most the {count} experts there are");
         return Err(keys.bad("expert_used_count", expected, used));
@@ -65,7 +73,7 @@ pub(super) fn read(
         .optional_count("interleave_moe_layer_step")?
         .unwrap_or(1);
     let mut layers = vec![None; n_layer];
-    for il in (first..n_layer).filter(|il| (il + 1).is_multiple_of(step)) {
+    for il in (first..n_layer).filter(|il| (il + 1).is_multiple_of(step) && is_fed(*il)) {
         layers[il] = Some(LayerExperts {
             used: used[il],
             n_ff: n_ff_expert[il],
@@ -85,6 +93,10 @@ pub(super) fn read(
             false => 1.0,
         },
         groups: read_groups(keys, count)?,
+        latent: match facts.latent {
+            true => keys.integer("moe_latent_size")?.filter(|&size| size > 0),
+            false => None,
+        },
         selection_bias: facts.selection_bias,
     };
     Ok((Some(routing), layers))
@@ -93,16 +105,22 @@ pub(super) fn read(
 /// Reads the width of an expert in each layer, by default that of a dense block divided by the
 /// number of chosen experts.
 fn read_widths(keys: &Keys<'_>, n_ff: &[usize], used: &[usize]) -> Result<Vec<usize>, Error> {
-    if let Some(widths) = keys.per_layer("expert_feed_forward_length", n_ff.len())? {
+    let least = usize::from(!n_ff.contains(&0));
+    let key = "expert_feed_forward_length";
+    if let Some(widths) = keys.per_layer_from(least, key, n_ff.len())? {
         return Ok(widths);
     }
-    let shares = n_ff.iter().zip(used).map(|(n_ff, used)| match n_ff / used {
-        0 => {
-            let expected = format!("at least the {used} experts used");
-            Err(keys.bad("feed_forward_length", expected, n_ff))
-        }
-        share => Ok(share),
-    });
+    let shares = n_ff
+        .iter()
+        .zip(used)
+        .map(|(n_ff, used)| match n_ff / (*used).max(1) {
+            0 if *n_ff == 0 => Ok(0),
+            0 => {
+                let expected = format!("at least the {used} experts used");
+                Err(keys.bad("feed_forward_length", expected, n_ff))
+            }
+            share => Ok(share),
+        });
     shares.collect()
 }
 

@@ -11,7 +11,7 @@ mod rope;
 mod rows;
 mod windows;
 
-use super::architecture::{self, Architecture, QkNorm, Rotated};
+use super::architecture::{self, Architecture, NormKind, QkNorm, Rotated};
 use super::rope::Rope;
 use crate::Error;
 pub(super) use experts::{Groups, LayerExperts, Routing};
@@ -102,6 +102,9 @@ impl Hparams {
         let n_embd = keys.count("embedding_length")?;
         let (n_layer, n_skipped) = read_layer_counts(&keys)?;
         let n_ff = match architecture.feeds_forward {
+            true if architecture.one_of_both => keys
+                .per_layer_from(0, "feed_forward_length", n_layer)?
+                .ok_or_else(|| keys.missing("feed_forward_length"))?,
             true => keys.required_per_layer("feed_forward_length", n_layer)?,
             false => vec![0; n_layer],
         };
@@ -222,6 +225,11 @@ fn read_n_deepstack(
 
 fn read_norm_eps(keys: &Keys<'_>, architecture: &Architecture) -> Result<f64, Error> {
     let key = architecture.norm.epsilon_key();
+    if architecture.one_of_both
+        && let Some(epsilon) = keys.number(NormKind::Layer.epsilon_key())?
+    {
+        return Ok(keys.number(key)?.unwrap_or(epsilon));
+    }
     keys.number(key)?.ok_or_else(|| keys.missing(key))
 }
 

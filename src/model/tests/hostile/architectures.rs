@@ -7,7 +7,7 @@ use super::{Row, broken};
 use crate::support::{Load, Val};
 use files::valid;
 
-const ARCHITECTURES: [&str; 12] = [
+const ARCHITECTURES: [&str; 13] = [
     "bert",
     "gemma-embedding",
     "gemma2",
@@ -16,6 +16,7 @@ const ARCHITECTURES: [&str; 12] = [
     "minimax-m2",
     "bailingmoe2",
     "exaone-moe",
+    "nemotron_h_moe",
     "gpt-oss",
     "granite",
     "starcoder2",

@@ -183,12 +183,21 @@ impl Binder<'_> {
         let router = self.matrix(&blk(l, "ffn_gate_inp.weight"), count, n_embd)?;
         let router_bias = self.optional_vector(&blk(l, "ffn_gate_inp.bias"), count)?;
         let selection_bias = self.optional_vector(&blk(l, "exp_probs_b.bias"), count)?;
+        let width = rules.latent.unwrap_or(n_embd);
+        let latent = match rules.latent {
+            Some(width) => Some([
+                self.matrix(&blk(l, "ffn_latent_down.weight"), width, n_embd)?,
+                self.matrix(&blk(l, "ffn_latent_up.weight"), n_embd, width)?,
+            ]),
+            None => None,
+        };
         Ok(Experts {
             router,
             router_bias,
             selection_bias,
-            input: self.expert_inputs(l, n_ff)?,
-            down: self.expert_outputs(l, n_ff)?,
+            latent,
+            input: self.expert_inputs(l, n_ff, width)?,
+            down: self.expert_outputs(l, n_ff, width)?,
             shared: self.shared_expert(l, rules.shared_n_ff)?,
             shared_tap: taps::FFN_SHEXP,
             shared_gate: None,
@@ -205,20 +214,29 @@ impl Binder<'_> {
         Ok(experts)
     }
 
-    /// Binds the experts' gate and up projections: two tensors, or one fused.
-    fn expert_inputs(&mut self, l: usize, n_ff: usize) -> Result<ExpertInputs, Error> {
-        let n_embd = self.h.n_embd();
+    /// Binds the experts' gate and up projections: two tensors, or one fused; up alone where the
+    /// activation has no gate.
+    fn expert_inputs(
+        &mut self,
+        l: usize,
+        n_ff: usize,
+        n_embd: usize,
+    ) -> Result<ExpertInputs, Error> {
         let both = blk(l, "ffn_gate_up_exps");
         if self.has(&format!("{both}.weight")) {
             let bank = self.bank(&both, 2 * n_ff, n_embd)?;
             let bank = self.scaled_by_rows(&both, bank, 2 * n_ff);
             return Ok(ExpertInputs::Together(bank));
         }
+        let is_gated = self.h.feature().is_gated();
         let mut bank = |name: &str| -> Result<ExpertBank, Error> {
             let name = blk(l, name);
             let bank = self.bank(&name, n_ff, n_embd)?;
             Ok(self.scaled_by_rows(&name, bank, n_ff))
         };
+        if !is_gated {
+            return Ok(ExpertInputs::Plain(bank("ffn_up_exps")?));
+        }
         Ok(ExpertInputs::Apart {
             gate: bank("ffn_gate_exps")?,
             up: bank("ffn_up_exps")?,
@@ -227,8 +245,13 @@ impl Binder<'_> {
 
     /// Binds the experts' down projections: where a bias follows, factors cannot go into the
     /// experts' weights.
-    fn expert_outputs(&mut self, l: usize, n_ff: usize) -> Result<ExpertBank, Error> {
-        let (name, n_embd) = (blk(l, "ffn_down_exps"), self.h.n_embd());
+    fn expert_outputs(
+        &mut self,
+        l: usize,
+        n_ff: usize,
+        n_embd: usize,
+    ) -> Result<ExpertBank, Error> {
+        let name = blk(l, "ffn_down_exps");
         let bank = self.bank(&name, n_embd, n_ff)?;
         Ok(match bank.bias {
             Some(_) => self.scaled_by_rows(&name, bank, n_embd),
@@ -274,8 +297,12 @@ impl Binder<'_> {
             return Ok(None);
         }
         let n_embd = self.h.n_embd();
+        let gate = match self.h.feature().is_gated() {
+            true => Some(self.matrix(&blk(l, "ffn_gate_shexp.weight"), n_ff, n_embd)?),
+            false => None,
+        };
         Ok(Some(FeedForward {
-            gate: Some(self.matrix(&blk(l, "ffn_gate_shexp.weight"), n_ff, n_embd)?),
+            gate,
             gate_bias: None,
             up: self.matrix(&blk(l, "ffn_up_shexp.weight"), n_ff, n_embd)?,
             up_bias: None,

@@ -25,6 +25,7 @@ pub(super) fn valid(arch: &'static str) -> File {
         "minimax-m2" => minimax_m2(&mut f),
         "bailingmoe2" => bailingmoe2(&mut f),
         "exaone-moe" => exaone_moe(&mut f),
+        "nemotron_h_moe" => nemotron_h_moe(&mut f),
         "gpt-oss" => gpt_oss(&mut f),
         "bert" => bert(&mut f),
         "gemma-embedding" => gemma_embedding(&mut f),
@@ -107,6 +108,49 @@ fn sigmoid_after_dense(f: &mut File, shared: u32) {
     f.add("blk.1.ffn_gate_shexp.weight", &[64, shared]);
     f.add("blk.1.ffn_up_shexp.weight", &[64, shared]);
     f.add("blk.1.ffn_down_shexp.weight", &[shared, 64]);
+}
+
+/// A layer of attention, and one of experts that read fewer values.
+fn nemotron_h_moe(f: &mut File) {
+    f.set("attention.layer_norm_epsilon", Val::F32(1e-5));
+    f.set("attention.key_length", Val::U32(16));
+    f.set("attention.value_length", Val::U32(16));
+    f.set("attention.head_count_kv", vec![2u32, 0]);
+    f.set("feed_forward_length", vec![0u32, 24]);
+    for (key, value) in [
+        ("conv_kernel", 4),
+        ("inner_size", 64),
+        ("state_size", 16),
+        ("time_step_rank", 4),
+        ("group_count", 2),
+    ] {
+        f.set(&format!("ssm.{key}"), Val::U32(value));
+    }
+    f.set("expert_count", Val::U32(6));
+    f.set("expert_used_count", Val::U32(2));
+    f.set("expert_feed_forward_length", vec![0u32, 24]);
+    f.set("expert_shared_feed_forward_length", Val::U32(32));
+    f.set("moe_latent_size", Val::U32(20));
+    for name in ["ffn_norm", "ffn_gate", "ffn_up", "ffn_down"] {
+        for l in 0..2 {
+            f.remove(&format!("blk.{l}.{name}.weight"));
+        }
+    }
+    for name in ["attn_q", "attn_k", "attn_v", "attn_output"] {
+        f.remove(&format!("blk.1.{name}.weight"));
+    }
+    for (name, dims) in [
+        ("ffn_gate_inp.weight", &[64, 6][..]),
+        ("exp_probs_b.bias", &[6]),
+        ("ffn_latent_down.weight", &[64, 20]),
+        ("ffn_latent_up.weight", &[20, 64]),
+        ("ffn_up_exps.weight", &[20, 24, 6]),
+        ("ffn_down_exps.weight", &[24, 20, 6]),
+        ("ffn_up_shexp.weight", &[64, 32]),
+        ("ffn_down_shexp.weight", &[32, 64]),
+    ] {
+        f.add(&format!("blk.1.{name}"), dims);
+    }
 }
 
 fn gemma4(f: &mut File) {

@@ -71,3 +71,57 @@ fn routers_and_shared_experts_are_stated() {
         ],
     );
 }
+
+#[test]
+fn layers_of_one_thing() {
+    check(
+        "nemotron_h_moe",
+        &[
+            (
+                "experts of no width",
+                |f| f.set("expert_feed_forward_length", vec![24u32, 0]),
+                &[
+                    "nemotron_h_moe.expert_feed_forward_length",
+                    "from 1",
+                    "got 0",
+                ],
+            ),
+            (
+                "a latent width that the tensors do not have",
+                |f| f.set("moe_latent_size", Val::U32(24)),
+                &["blk.1.ffn_latent_down.weight", "24"],
+            ),
+            (
+                "no latent width",
+                |f| f.unset("moe_latent_size"),
+                &["blk.1.ffn_up_exps.weight", "64"],
+            ),
+            (
+                "a layer that is none of them",
+                |f| f.set("feed_forward_length", vec![0u32, 0]),
+                &[
+                    "nemotron_h_moe.expert_feed_forward_length",
+                    "from 1",
+                    "got 0",
+                ],
+            ),
+            (
+                "a width for each of other layers",
+                |f| f.set("feed_forward_length", vec![0u32, 24, 0]),
+                &[
+                    "nemotron_h_moe.feed_forward_length",
+                    "layer (2)",
+                    "array of 3",
+                ],
+            ),
+            (
+                "no epsilon",
+                |f| {
+                    f.unset("attention.layer_norm_epsilon");
+                    f.unset("attention.layer_norm_rms_epsilon");
+                },
+                &["missing key nemotron_h_moe.attention.layer_norm_epsilon"],
+            ),
+        ],
+    );
+}
