@@ -107,7 +107,7 @@ pub fn fits(gguf: &Gguf, bytes: u64) -> Option<bool> {
 }
 
 /// Returns the available memory in bytes; `None` if the system does not tell it.
-fn free_memory() -> Option<u64> {
+pub fn free_memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text
         .lines()

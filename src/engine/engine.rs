@@ -40,6 +40,14 @@ pub struct MemoryReport {
     pub kv: u64,
 }
 
+impl MemoryReport {
+    /// Returns the bytes that stay in use while the model runs: its weights, once, and the KV cache.
+    /// The pages of a file whose weights were copied count as free.
+    pub fn resident(&self) -> u64 {
+        self.file.max(self.packed) + self.kv
+    }
+}
+
 /// A loaded model. Clones share the same model on the same device.
 #[derive(Clone)]
 pub struct Engine(Arc<Loaded>);
@@ -278,6 +286,12 @@ impl Engine {
     /// Returns the memory that the model takes.
     pub fn memory(&self) -> MemoryReport {
         self.0.memory
+    }
+
+    /// Returns the bytes that stay in use while the model and its draft model run.
+    pub fn resident_bytes(&self) -> u64 {
+        let draft = self.0.draft.get().map_or(0, Engine::resident_bytes);
+        self.memory().resident() + draft
     }
 
     /// Describes device, instruction set and threads, for people.

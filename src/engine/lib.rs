@@ -36,7 +36,7 @@ pub use batch::{
     Request, RequestId, RequestView, Snapshot, Task, Timing, Totals,
 };
 pub use choices::{ChoiceRow, Choices};
-pub use context::{Context, fits};
+pub use context::{Context, fits, free_memory};
 pub use decoder::{FinishReason, GenerationError, GenerationParams, Text, Vocabulary};
 pub use demo::demo_model;
 pub use device::Placement;

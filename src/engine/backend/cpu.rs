@@ -183,7 +183,7 @@ pub(super) fn matrices(
 ) -> Result<(Vec<Matrix>, Watched), Error> {
     let experts = program.experts(weights.len());
     let weights: Vec<_> = weights.into_iter().zip(experts).collect();
-    let packed = pack(gguf, model, &weights, options, &mut pool.lock(), progress);
+    let packed = pack(gguf, model, &weights, options, pool, progress);
     let (matrices, tensors) = packed?;
     if options.lock {
         lock(&matrices)?;
@@ -210,7 +210,7 @@ fn pack(
     model: &dyn Network,
     ids: &[(WeightId, usize)],
     options: &Options,
-    pool: &mut Pool,
+    pool: &SharedPool,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<(Vec<Matrix>, Vec<usize>), Error> {
     let weights: Vec<(&WeightRef, usize)> = ids
@@ -242,6 +242,8 @@ fn pack(
                 let source = Arc::new(FileBytes::new(gguf, weight));
                 let shape = (weight.ty, weight.rows as usize, weight.cols as usize);
                 let (isa, repack) = (options.isa, options.repack);
+                // between two matrices, steps of another engine may use the pool
+                let pool = &mut pool.lock();
                 let matrix = Matrix::of_experts(isa, shape, experts, source, repack, pool);
                 matrix.map_err(|source| weight_error(weight, source, done, total))?
             }
