@@ -76,6 +76,26 @@ fn replaced(command: &Command, text: &str) -> Result<Option<String>, Failure> {
     }
 }
 
+/// Returns our spelling of an option, which may be llama.cpp's; `None` if it is neither.
+///
+/// # Errors
+/// The reason why an option of llama.cpp has no counterpart.
+pub(super) fn spelled(command: &Command, name: &str) -> Result<Option<String>, Failure> {
+    match has(command, name) {
+        true => Ok(Some(name.to_owned())),
+        false => replaced(command, name),
+    }
+}
+
+/// Returns the argument of an option of the command.
+pub(super) fn argument<'a>(command: &'a Command, name: &str) -> Option<&'a clap::Arg> {
+    let mut arguments = command.get_arguments();
+    match name.strip_prefix("--") {
+        Some(long) => arguments.find(|arg| longs(arg).any(|own| own == long)),
+        None => arguments.find(|arg| arg.get_short() == name.chars().nth(1)),
+    }
+}
+
 /// Returns whether the command has an option of this name.
 fn has(command: &Command, name: &str) -> bool {
     if let Some(long) = name.strip_prefix("--") {

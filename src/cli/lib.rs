@@ -286,6 +286,14 @@ fn command() -> clap::Command {
     numbers_below_0(Cli::command())
 }
 
+/// Returns the command `octavo serve`, with the options of all commands.
+fn serve_command() -> clap::Command {
+    let mut command = command();
+    command.build();
+    let serve = command.find_subcommand("serve").cloned();
+    serve.expect("it is one of the commands")
+}
+
 /// Makes a negative number after an option its value, so that the option reports its range: no
 /// option has a digit as its name.
 fn numbers_below_0(command: clap::Command) -> clap::Command {

@@ -33,6 +33,20 @@ pub(super) fn source_quietly(model: &ModelArgs) -> Result<ModelSource, Failure> 
     Ok(model.keys.changed(source.unwrap_or(ModelSource::Demo)))
 }
 
+/// Does the same as [`source_quietly`] for a model that is on this machine.
+///
+/// # Errors
+/// If it is one of the hub.
+pub(super) fn source_cached(model: &ModelArgs) -> Result<ModelSource, Failure> {
+    match model.name() {
+        Some(name) if hub::is_remote(&name) => Err(Failure::Input(format!(
+            "{}: expected a file of this machine",
+            name.display()
+        ))),
+        _ => source_quietly(model),
+    }
+}
+
 /// Checks that the model of an option exists, if it is a file.
 pub(super) fn check_model(option: &str, name: &Path) -> Result<(), Failure> {
     match hub::is_remote(name) {
@@ -87,7 +101,7 @@ pub(super) fn any_engine_with_draft(
     speculative: &SpeculativeArgs,
     tower: Option<&Path>,
 ) -> Result<Engine, Failure> {
-    let draft = speculative.draft_source(model)?;
+    let draft = speculative.source(model)?;
     leave_room(&mut options, draft.as_ref(), tower)?;
     let Some(draft) = draft else {
         return any_engine(model, options);
@@ -215,7 +229,7 @@ impl SpeculativeArgs {
 
     /// Returns the source of the draft model, if one is given: the MTP layer of the model
     /// itself, or a file, which may have such a layer and nothing else.
-    fn draft_source(&self, model: &ModelArgs) -> Result<Option<ModelSource>, Failure> {
+    pub(super) fn source(&self, model: &ModelArgs) -> Result<Option<ModelSource>, Failure> {
         let layer_of = |source| Some(ModelSource::MtpLayer(Box::new(source)));
         let at = |path: &Path| Ok::<_, Failure>(ModelSource::Path(hub::model(path)?));
         Ok(match (&self.draft_mtp, &self.draft) {

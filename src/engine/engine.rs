@@ -41,8 +41,8 @@ pub struct MemoryReport {
 }
 
 impl MemoryReport {
-    /// Returns the bytes that stay in use while the model runs: its weights, once, and the KV cache.
-    /// The pages of a file whose weights were copied count as free.
+    /// Returns the bytes that stay in use while the model runs: its weights, once, and the KV
+    /// cache. The pages of a file whose weights were copied count as free.
     pub fn resident(&self) -> u64 {
         self.file.max(self.packed) + self.kv
     }

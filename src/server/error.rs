@@ -155,6 +155,12 @@ impl ApiError {
         error.about("model").coded("model_not_found")
     }
 
+    /// Reports that a model is not loaded, and is not loaded by this request.
+    pub(crate) fn not_loaded(name: &str) -> ApiError {
+        let error = ApiError::bad_request(format!("the model {name:?} is not loaded"));
+        error.about("model").coded("model_not_loaded")
+    }
+
     /// Reports that the route accepts other methods.
     pub(crate) fn method() -> ApiError {
         let status = StatusCode::METHOD_NOT_ALLOWED;

@@ -215,7 +215,7 @@ fn register_one(
         .encoder_cache
         .as_ref()
         .expect("images are taken");
-    let folder = app.options.media_folder.as_deref();
+    let folder = app.server.options.media_folder.as_deref();
     let bytes = match (fetched.and_then(|all| all.file(image.url)), folder) {
         (Some(file), _) => Cow::Borrowed(file),
         (None, Some(folder)) if image.url.starts_with(folder::SCHEME) => {

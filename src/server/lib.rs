@@ -1,4 +1,4 @@
-//! Serves a model over HTTP: OpenAI's, Anthropic's and Ollama's APIs, llama-server's own routes,
+//! Serves models over HTTP: OpenAI's, Anthropic's and Ollama's APIs, llama-server's own routes,
 //! Prometheus metrics, and a web page. An endpoint converts a request into one for the engine's
 //! batch and each event into a piece of the answer; it contains no tensor or KV cache code.
 
@@ -14,11 +14,15 @@ mod json;
 mod local;
 mod logging;
 mod metrics;
+mod model;
+mod models;
 mod page;
 mod params;
 mod progress;
 mod prompt;
+mod registry;
 mod routes;
+mod server;
 mod sse;
 mod stored;
 mod wire;
@@ -31,16 +35,16 @@ use std::time::Duration;
 
 use octavo_engine::Lookup;
 use octavo_engine::sample::SamplerDefaults;
-use octavo_engine::{Batch, BatchOptions, Engine, EngineHandle, Pooling};
+use octavo_engine::{BatchOptions, Pooling};
 use octavo_text::chat::ChatTemplate;
 use octavo_vision::EncoderCache;
 use tokio::sync::watch;
 
-use app::App;
-use fetch::{Bounds, Fetcher};
 pub use fetch::{HostError, ImageHost};
 pub use local::{LocalAnswer, LocalChats, RequestError};
 pub use logging::{LogEvent, LogSink, RequestRecord};
+pub use models::{LoadedModel, ModelEntry, ModelLimits, ModelLoader, Models};
+use server::Server;
 
 /// Idle time before a blocking thread ends. The allocator retains the memory that a thread freed
 /// until the thread ends.
@@ -56,14 +60,8 @@ pub struct Options {
     pub host: String,
     /// Port; 0 for any free one.
     pub port: u16,
-    /// Model names; the first is the default in answers.
-    pub names: Vec<String>,
     /// Whether to refuse requests for other model names.
     pub strict_model: bool,
-    /// Chat template that overrides the file's.
-    pub template: Option<ChatTemplate>,
-    /// Whether the answer continues a last message of the assistant.
-    pub prefill_assistant: bool,
     /// Accepted API keys; if empty, no key is needed.
     pub keys: Vec<String>,
     /// Origins whose pages may use the server, such as `https://example.org`; `*` for all,
@@ -81,28 +79,12 @@ pub struct Options {
     pub drain: Duration,
     /// Requests that may wait besides the running ones; a request with several texts counts once.
     pub queue: usize,
-    /// Options for batching requests.
-    pub batch: BatchOptions,
-    /// Whether draft tokens are looked up in the earlier text (n-gram speculation).
-    pub lookup: Lookup,
-    /// Number of tokens that a draft model proposes at a time, whatever they cost; as many as are
-    /// worth their time if not given.
-    pub draft_max: Option<usize>,
-    /// Most tokens of requests that give no limit; the interface's own default if not given.
-    pub n_predict: Option<usize>,
-    /// Sampling settings of requests that do not give them; unset ones are the model's own, or
-    /// llama-server's.
-    pub sampling: SamplerDefaults,
     /// Whether it listens on a loopback address only. Set at start-up.
     pub is_local: bool,
-    /// Image encoder; without it, images are refused.
-    pub encoder_cache: Option<Arc<EncoderCache>>,
     /// Hosts that images given by URL may be fetched from; if empty, none are fetched.
     pub image_hosts: Vec<ImageHost>,
     /// Folder whose files requests may name as images, by `file://` and a path in it.
     pub media_folder: Option<PathBuf>,
-    /// How embeddings are pooled if a request does not say; the model's own way if not given.
-    pub pooling: Option<Pooling>,
     /// Whether `/slots` shows the running requests.
     pub slots: bool,
     /// Whether metrics are also exported under vLLM's names.
@@ -116,10 +98,7 @@ impl Default for Options {
         Options {
             host: "127.0.0.1".to_owned(),
             port: 8080,
-            names: vec!["octavo".to_owned()],
             strict_model: false,
-            template: None,
-            prefill_assistant: true,
             keys: Vec::new(),
             origins: Vec::new(),
             allowed_hosts: Vec::new(),
@@ -128,6 +107,46 @@ impl Default for Options {
             max_body: 8 << 20,
             drain: Duration::from_secs(30),
             queue: 128,
+            is_local: true,
+            image_hosts: Vec::new(),
+            media_folder: None,
+            slots: true,
+            vllm_names: false,
+            secret: random(),
+        }
+    }
+}
+
+/// Options of one model.
+#[derive(Clone, Debug)]
+pub struct ModelOptions {
+    /// Chat template that overrides the file's.
+    pub template: Option<ChatTemplate>,
+    /// Whether the answer continues a last message of the assistant.
+    pub prefill_assistant: bool,
+    /// Options for batching requests.
+    pub batch: BatchOptions,
+    /// Whether draft tokens are looked up in the earlier text (n-gram speculation).
+    pub lookup: Lookup,
+    /// Number of tokens that a draft model proposes at a time, whatever they cost; as many as are
+    /// worth their time if not given.
+    pub draft_max: Option<usize>,
+    /// Most tokens of requests that give no limit; the interface's own default if not given.
+    pub n_predict: Option<usize>,
+    /// Sampling settings of requests that do not give them; unset ones are the model's own, or
+    /// llama-server's.
+    pub sampling: SamplerDefaults,
+    /// Image encoder; without it, images are refused.
+    pub encoder_cache: Option<Arc<EncoderCache>>,
+    /// How embeddings are pooled if a request does not say; the model's own way if not given.
+    pub pooling: Option<Pooling>,
+}
+
+impl Default for ModelOptions {
+    fn default() -> Self {
+        ModelOptions {
+            template: None,
+            prefill_assistant: true,
             batch: BatchOptions {
                 // the queue limit is enforced on whole requests, before they get here
                 queue: usize::MAX,
@@ -137,14 +156,8 @@ impl Default for Options {
             draft_max: None,
             n_predict: None,
             sampling: SamplerDefaults::default(),
-            is_local: true,
             encoder_cache: None,
-            image_hosts: Vec::new(),
-            media_folder: None,
             pooling: None,
-            slots: true,
-            vllm_names: false,
-            secret: random(),
         }
     }
 }
@@ -204,13 +217,13 @@ impl Stop {
     }
 }
 
-/// Serves a model until stopped. `ready` receives the address once requests are accepted, and
-/// `warn` receives warnings.
+/// Serves models until stopped. `ready` receives the address once requests are accepted, and `warn`
+/// receives warnings.
 ///
 /// # Errors
-/// If the port cannot be opened.
+/// If the port cannot be opened, or a model that is loaded already cannot be served.
 pub fn serve(
-    engine: &Engine,
+    models: Models,
     mut options: Options,
     stop: &Stop,
     ready: impl FnOnce(SocketAddr),
@@ -219,20 +232,11 @@ pub fn serve(
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .thread_name("http")
-        .max_blocking_threads(app::THREADS + fetch::LOOKUPS)
+        .max_blocking_threads(server::THREADS + fetch::LOOKUPS)
         .thread_keep_alive(IDLE)
         .enable_all()
         .build()
         .map_err(Error::Thread)?;
-    let template = match (options.template.take(), engine.chat_template()) {
-        (Some(template), _) => Some(template),
-        (None, Ok(template)) => template,
-        (None, Err(error)) => {
-            warn(&format!("no chats: {error}"));
-            None
-        }
-    };
-    let fetcher = fetcher(&options, warn);
     let served = runtime.block_on(async {
         let listened = http::listen(&options.host, options.port).await;
         let (listener, address) = listened.map_err(|source| Error::Listen {
@@ -241,50 +245,26 @@ pub fn serve(
             source,
         })?;
         options.is_local = is_local(address.ip());
-        let batch = Batch::new(engine, options.batch.clone());
-        let handle = EngineHandle::spawn(batch).map_err(Error::Thread)?;
         let drain = options.drain;
-        let app = Arc::new(App::new(
-            engine.clone(),
-            handle.clone(),
-            template,
-            fetcher,
-            options,
-        ));
+        let server = Arc::new(Server::new(models, options, warn)?);
         ready(address);
+        let registry = Arc::clone(&server.registry);
+        registry.begin();
+        let keeper = tokio::spawn(Arc::clone(&registry).keep());
         let stopped = async {
             stop.times(1).await;
-            handle.close(drain);
-            let done = async {
-                while !handle.has_ended() {
-                    tokio::time::sleep(Duration::from_millis(20)).await;
-                }
-            };
+            registry.close(drain);
             tokio::select! {
-                () = done => {}
-                () = stop.times(2) => handle.close(Duration::ZERO),
+                () = registry.ended() => {}
+                () = stop.times(2) => registry.close(Duration::ZERO),
             }
         };
-        http::serve(listener, routes::router(&app), stopped).await;
+        http::serve(listener, routes::router(&server), stopped).await;
+        keeper.abort();
         Ok(())
     });
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
-}
-
-/// Creates the fetcher of remote images, if enabled and images are accepted.
-fn fetcher(options: &Options, warn: &mut dyn FnMut(&str)) -> Option<Fetcher> {
-    let encoder_cache = options.encoder_cache.as_ref()?;
-    if options.image_hosts.is_empty() {
-        return None;
-    }
-    let roots = fetch::authorities();
-    if roots.is_empty() {
-        warn("no certificate authorities found on this system: no image is fetched over https");
-    }
-    let hosts = options.image_hosts.clone();
-    let bounds = Bounds::of_bytes(encoder_cache.most_bytes());
-    Some(Fetcher::new(hosts, bounds, roots))
 }
 
 fn is_local(ip: IpAddr) -> bool {

@@ -12,9 +12,11 @@ use crate::app::App;
 use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
+use crate::model::Model;
 use crate::routes::chat::{self, Assembled, Prepared, rendered};
 use crate::routes::conversation;
-use crate::{Error, Options, images};
+use crate::server::Server;
+use crate::{Error, ModelLimits, ModelOptions, Models, Options, images};
 
 /// A request that cannot be answered.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -49,11 +51,18 @@ impl LocalChats {
         encoder_cache: Option<Arc<EncoderCache>>,
     ) -> Result<LocalChats, Error> {
         let template = engine.chat_template()?;
-        let options = Options {
+        let options = ModelOptions {
             encoder_cache,
-            ..Options::default()
+            ..ModelOptions::default()
         };
-        let app = App::new(engine.clone(), handle, template, None, options);
+        let none = Models {
+            entries: Vec::new(),
+            limits: ModelLimits::default(),
+        };
+        let server = Server::new(none, Options::default(), &mut |_| {})?;
+        let parts = (template, server.metrics.of(""), None);
+        let model = Model::new(Vec::new(), (engine.clone(), handle), options, parts);
+        let app = App::new(Arc::new(server), Arc::new(model), None);
         Ok(LocalChats { app: Arc::new(app) })
     }
 

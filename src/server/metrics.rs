@@ -2,10 +2,11 @@
 //! those.
 
 use std::sync::atomic::AtomicU64;
+use std::time::Duration;
 
 use octavo_engine::FinishReason;
 use octavo_engine::PAGE_POSITIONS as PAGE;
-use octavo_engine::{Event, Snapshot, Timing};
+use octavo_engine::{Event, Snapshot, Timing, Totals};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -13,12 +14,16 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
+use crate::registry::{Registry as ModelRegistry, Status};
+
 /// Metric name prefixes: ours, and vLLM's.
 const OURS: &str = "octavo_";
 const VLLM: &str = "vllm:";
 
 type Labels = Vec<(String, String)>;
 type Real = Gauge<f64, AtomicU64>;
+type Total = fn(&Totals) -> u64;
+type Pages = fn(&Snapshot) -> usize;
 
 /// Histogram buckets for the time to the first token, in seconds: vLLM's.
 const FIRST_TOKEN: [f64; 22] = [
@@ -38,11 +43,25 @@ const WHOLE: [f64; 21] = [
     480.0, 960.0, 1920.0, 7680.0,
 ];
 
-/// Metrics recorded at the end of each text.
-pub(crate) struct Recorder {
-    labels: Labels,
+type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
+
+/// Metrics of all models, which a model keeps when it is unloaded and loaded again.
+pub(crate) struct Metrics {
     /// Prefixes of the metrics that vLLM has too.
     prefixes: &'static [&'static str],
+    first_token: Histograms,
+    per_token: Histograms,
+    queue: Histograms,
+    prefill: Histograms,
+    decode: Histograms,
+    inference: Histograms,
+    total: Histograms,
+    ended: Family<Labels, Counter>,
+}
+
+/// Metrics of one model, recorded at the end of each text.
+pub(crate) struct Recorder {
+    labels: Labels,
     first_token: Histogram,
     per_token: Histogram,
     queue: Histogram,
@@ -53,26 +72,13 @@ pub(crate) struct Recorder {
     ended: Family<Labels, Counter>,
 }
 
-impl Recorder {
-    pub(crate) fn new(model: &str, vllm_names: bool) -> Recorder {
-        let label = |name: &str, value: &str| (name.to_owned(), value.to_owned());
-        Recorder {
-            labels: vec![label("model_name", model), label("engine", "0")],
-            prefixes: match vllm_names {
-                true => &[OURS, VLLM],
-                false => &[OURS],
-            },
-            first_token: Histogram::new(FIRST_TOKEN),
-            per_token: Histogram::new(BETWEEN),
-            queue: Histogram::new(WHOLE),
-            prefill: Histogram::new(WHOLE),
-            decode: Histogram::new(WHOLE),
-            inference: Histogram::new(WHOLE),
-            total: Histogram::new(WHOLE),
-            ended: Family::default(),
-        }
-    }
+/// Returns the labels of a model's metrics.
+fn labels(model: &str) -> Labels {
+    let label = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    vec![label("model_name", model), label("engine", "0")]
+}
 
+impl Recorder {
     /// Records an event of a request.
     pub(crate) fn note(&self, event: &Event) {
         match event {
@@ -96,12 +102,13 @@ impl Recorder {
             FinishReason::Length | FinishReason::ContextFull => "length",
             FinishReason::Cancelled => "abort",
         };
-        let labels = vec![("finished_reason".to_owned(), reason.to_owned())];
+        let mut labels = self.labels.clone();
+        labels.push(("finished_reason".to_owned(), reason.to_owned()));
         self.ended.get_or_create(&labels).inc();
     }
 
     fn note_timing(&self, timing: &Timing) {
-        let seconds = |time: std::time::Duration| time.as_secs_f64();
+        let seconds = |time: Duration| time.as_secs_f64();
         if let Some(first) = timing.first_token {
             self.first_token.observe(seconds(first));
         }
@@ -115,23 +122,67 @@ impl Recorder {
             .observe(seconds(timing.prompt + timing.generation));
         self.total.observe(seconds(timing.total));
     }
+}
+
+impl Metrics {
+    pub(crate) fn new(vllm_names: bool) -> Metrics {
+        let whole =
+            || Family::new_with_constructor((|| Histogram::new(WHOLE)) as fn() -> Histogram);
+        Metrics {
+            prefixes: match vllm_names {
+                true => &[OURS, VLLM],
+                false => &[OURS],
+            },
+            first_token: Family::new_with_constructor(|| Histogram::new(FIRST_TOKEN)),
+            per_token: Family::new_with_constructor(|| Histogram::new(BETWEEN)),
+            queue: whole(),
+            prefill: whole(),
+            decode: whole(),
+            inference: whole(),
+            total: whole(),
+            ended: Family::default(),
+        }
+    }
+
+    /// Returns the metrics of a model.
+    pub(crate) fn of(&self, model: &str) -> Recorder {
+        let labels = labels(model);
+        let own = |all: &Histograms| all.get_or_create(&labels).clone();
+        Recorder {
+            first_token: own(&self.first_token),
+            per_token: own(&self.per_token),
+            queue: own(&self.queue),
+            prefill: own(&self.prefill),
+            decode: own(&self.decode),
+            inference: own(&self.inference),
+            total: own(&self.total),
+            ended: self.ended.clone(),
+            labels,
+        }
+    }
 
     /// Encodes all metrics as text.
-    pub(crate) fn encode(&self, snapshot: &Snapshot) -> Result<String, std::fmt::Error> {
-        let labels = self.labels.iter();
-        let labels = labels.map(|(name, value)| (name.clone().into(), value.clone().into()));
-        let mut registry = Registry::with_labels(labels);
-        let level = Level::of(snapshot);
+    pub(crate) fn encode(&self, models: &ModelRegistry) -> Result<String, std::fmt::Error> {
+        let mut registry = Registry::default();
+        let states = models.status(|model| model.handle.snapshot());
+        let names = models.entries.iter().map(|entry| labels(entry.name()));
+        let loaded: Vec<(Labels, Snapshot)> = names
+            .clone()
+            .zip(&states)
+            .filter_map(|(labels, state)| Some((labels, state.loaded.clone()?)))
+            .collect();
+        let loads: Vec<(Labels, Status<Snapshot>)> = names.zip(states).collect();
         for prefix in self.prefixes {
-            level.register(&mut registry, prefix);
-            counters(&mut registry, prefix, snapshot);
+            levels(&mut registry, prefix, &loaded);
+            counters(&mut registry, prefix, &loaded);
             self.register(&mut registry, prefix);
         }
         if self.prefixes.contains(&VLLM) {
-            vllm_alone(&mut registry, snapshot, &level);
+            vllm_alone(&mut registry, &loaded);
         }
-        our_gauges(&mut registry, snapshot, &level);
-        our_counters(&mut registry, snapshot);
+        our_gauges(&mut registry, &loaded);
+        our_counters(&mut registry, &loaded);
+        of_models(&mut registry, &loads, models.peak());
         let mut text = String::new();
         encode(&mut text, &registry)?;
         Ok(text)
@@ -185,159 +236,246 @@ impl Level {
             usage: snapshot.pages.used as f64 / pages.max(1) as f64,
         }
     }
+}
 
-    /// Registers metrics that have other names in vLLM.
-    fn register(&self, registry: &mut Registry, prefix: &str) {
-        let names = match prefix {
-            VLLM => [
-                "num_requests_running",
-                "num_requests_waiting",
-                "kv_cache_usage_perc",
-            ],
-            _ => [
-                "requests_running",
-                "requests_waiting",
-                "kv_cache_usage_ratio",
-            ],
-        };
-        let values = [self.running as f64, self.waiting as f64, self.usage];
-        let helps = [
-            "Requests that run",
-            "Requests that wait",
-            "Part of the cache that requests hold, from 0 to 1",
-        ];
-        for ((name, value), help) in names.into_iter().zip(values).zip(helps) {
-            add_gauge(registry, &format!("{prefix}{name}"), help, value);
-        }
+/// Adds metrics that have other names in vLLM.
+fn levels(registry: &mut Registry, prefix: &str, models: &[(Labels, Snapshot)]) {
+    let names = match prefix {
+        VLLM => [
+            "num_requests_running",
+            "num_requests_waiting",
+            "kv_cache_usage_perc",
+        ],
+        _ => [
+            "requests_running",
+            "requests_waiting",
+            "kv_cache_usage_ratio",
+        ],
+    };
+    let helps = [
+        "Requests that run",
+        "Requests that wait",
+        "Part of the cache that requests hold, from 0 to 1",
+    ];
+    let values: [fn(&Level) -> f64; 3] = [
+        |level| level.running as f64,
+        |level| level.waiting as f64,
+        |level| level.usage,
+    ];
+    for ((name, value), help) in names.into_iter().zip(values).zip(helps) {
+        let of = |snapshot: &Snapshot| value(&Level::of(snapshot));
+        add_gauge(registry, &format!("{prefix}{name}"), help, models, of);
     }
 }
 
-fn add_gauge(registry: &mut Registry, name: &str, help: &str, value: f64) {
-    let gauge = Real::default();
-    gauge.set(value);
-    registry.register(name, help, gauge);
+/// Adds a gauge with a value for each model.
+fn add_gauge<T>(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+    models: &[(Labels, T)],
+    value: impl Fn(&T) -> f64,
+) {
+    let gauges: Family<Labels, Real> = Family::default();
+    for (labels, model) in models {
+        gauges.get_or_create(labels).set(value(model));
+    }
+    registry.register(name, help, gauges);
 }
 
-/// Adds a counter; `_total` is appended to the name.
-fn add_counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
-    let counter: Counter = Counter::default();
-    counter.inc_by(value);
-    registry.register(name, help, counter);
+/// Adds a counter with a value for each model; `_total` is appended to the name.
+fn add_counter<T>(
+    registry: &mut Registry,
+    name: &str,
+    help: &str,
+    models: &[(Labels, T)],
+    value: impl Fn(&T) -> u64,
+) {
+    let counters: Family<Labels, Counter> = Family::default();
+    for (labels, model) in models {
+        counters.get_or_create(labels).inc_by(value(model));
+    }
+    registry.register(name, help, counters);
+}
+
+/// Does the same as [`add_counter`], in seconds.
+fn add_seconds<T>(
+    registry: &mut Registry,
+    (name, help): (&str, &str),
+    models: &[(Labels, T)],
+    value: impl Fn(&T) -> Duration,
+) {
+    let counters: Family<Labels, Counter<f64, AtomicU64>> = Family::default();
+    for (labels, model) in models {
+        let seconds = value(model).as_secs_f64();
+        counters.get_or_create(labels).inc_by(seconds);
+    }
+    registry.register(name, help, counters);
+}
+
+/// Adds metrics of the models themselves, loaded or not.
+fn of_models(registry: &mut Registry, models: &[(Labels, Status<Snapshot>)], peak: u64) {
+    let help = "Whether the model is loaded";
+    add_gauge(registry, "octavo_model_loaded", help, models, |state| {
+        f64::from(u8::from(state.loaded.is_some()))
+    });
+    let help = "Bytes of weights and cache";
+    add_gauge(
+        registry,
+        "octavo_model_memory_bytes",
+        help,
+        models,
+        |state| state.bytes as f64,
+    );
+    let help = "Number of times that the model was loaded";
+    add_counter(registry, "octavo_model_loads", help, models, |state| {
+        state.loads
+    });
+    let texts = ("octavo_model_load_seconds", "Time spent loading the model");
+    add_seconds(registry, texts, models, |state| state.load_time);
+    let gauge = Real::default();
+    gauge.set(peak as f64);
+    let help = "Largest number of bytes of weights and cache of all models at once";
+    registry.register("octavo_models_memory_peak_bytes", help, gauge);
 }
 
 /// Adds metrics that only routers read: older names of vLLM's, and the cache size.
-fn vllm_alone(registry: &mut Registry, snapshot: &Snapshot, level: &Level) {
-    let (asked, found) = (snapshot.totals.prompt_tokens, snapshot.totals.cached_tokens);
-    let rate = found as f64 / asked.max(1) as f64;
+fn vllm_alone(registry: &mut Registry, models: &[(Labels, Snapshot)]) {
     let usage = "Part of the cache that requests hold, from 0 to 1";
-    add_gauge(registry, "vllm:gpu_cache_usage_perc", usage, level.usage);
+    add_gauge(
+        registry,
+        "vllm:gpu_cache_usage_perc",
+        usage,
+        models,
+        |snapshot| Level::of(snapshot).usage,
+    );
     let hits = "Part of the tokens looked up that were found";
-    add_gauge(registry, "vllm:gpu_prefix_cache_hit_rate", hits, rate);
-    for (name, help, value) in [
-        ("queries", "Tokens looked up in the cache", asked),
-        ("hits", "Tokens found in the cache", found),
-    ] {
+    add_gauge(
+        registry,
+        "vllm:gpu_prefix_cache_hit_rate",
+        hits,
+        models,
+        |snapshot| {
+            let totals = &snapshot.totals;
+            totals.cached_tokens as f64 / totals.prompt_tokens.max(1) as f64
+        },
+    );
+    let values: [(&str, &str, Total); 2] = [
+        ("queries", "Tokens looked up in the cache", |totals| {
+            totals.prompt_tokens
+        }),
+        ("hits", "Tokens found in the cache", |totals| {
+            totals.cached_tokens
+        }),
+    ];
+    for (name, help, value) in values {
         let name = format!("vllm:gpu_prefix_cache_{name}");
-        add_counter(registry, &name, help, value);
+        add_counter(registry, &name, help, models, |snapshot| {
+            value(&snapshot.totals)
+        });
     }
     // a gauge as in vLLM: Prometheus's older format has no "info" type
     let config: Family<Labels, Gauge> = Family::default();
-    let labels = vec![
-        ("block_size".to_owned(), PAGE.to_string()),
-        ("num_gpu_blocks".to_owned(), level.pages.to_string()),
-    ];
-    config.get_or_create(&labels).set(1);
+    for (labels, snapshot) in models {
+        let pages = Level::of(snapshot).pages;
+        let mut labels = labels.clone();
+        labels.push(("block_size".to_owned(), PAGE.to_string()));
+        labels.push(("num_gpu_blocks".to_owned(), pages.to_string()));
+        config.get_or_create(&labels).set(1);
+    }
     let help = "Positions of a page of the cache, and pages";
     registry.register("vllm:cache_config_info", help, config);
 }
 
-fn our_gauges(registry: &mut Registry, snapshot: &Snapshot, level: &Level) {
-    let pages = snapshot.pages;
-    for (name, help, value) in [
-        ("total", "Pages of the cache", level.pages),
-        ("free", "Pages without an owner", pages.free),
-        ("cached", "Pages kept for later prompts", pages.cached),
-    ] {
+fn our_gauges(registry: &mut Registry, models: &[(Labels, Snapshot)]) {
+    let values: [(&str, &str, Pages); 3] = [
+        ("total", "Pages of the cache", |snapshot| {
+            Level::of(snapshot).pages
+        }),
+        ("free", "Pages without an owner", |snapshot| {
+            snapshot.pages.free
+        }),
+        ("cached", "Pages kept for later prompts", |snapshot| {
+            snapshot.pages.cached
+        }),
+    ];
+    for (name, help, value) in values {
         let name = format!("octavo_kv_pages_{name}");
-        add_gauge(registry, &name, help, value as f64);
+        add_gauge(registry, &name, help, models, |snapshot| {
+            value(snapshot) as f64
+        });
     }
 }
 
 /// Adds counters that have the same names in vLLM.
-fn counters(registry: &mut Registry, prefix: &str, snapshot: &Snapshot) {
-    let totals = snapshot.totals;
-    let all: [(&str, &str, u64); 6] = [
-        ("prompt_tokens", "Tokens of prompts", totals.prompt_tokens),
-        (
-            "generation_tokens",
-            "Tokens generated",
-            totals.generated_tokens,
-        ),
+fn counters(registry: &mut Registry, prefix: &str, models: &[(Labels, Snapshot)]) {
+    let all: [(&str, &str, Total); 6] = [
+        ("prompt_tokens", "Tokens of prompts", |totals| {
+            totals.prompt_tokens
+        }),
+        ("generation_tokens", "Tokens generated", |totals| {
+            totals.generated_tokens
+        }),
         (
             "num_preemptions",
             "Requests that gave their pages back",
-            totals.preemptions,
+            |totals| totals.preemptions,
         ),
         (
             "prefix_cache_queries",
             "Tokens looked up in the cache",
-            totals.prompt_tokens,
+            |totals| totals.prompt_tokens,
         ),
-        (
-            "prefix_cache_hits",
-            "Tokens found in the cache",
-            totals.cached_tokens,
-        ),
-        (
-            "requests_aborted",
-            "Requests that were aborted",
-            totals.aborted,
-        ),
+        ("prefix_cache_hits", "Tokens found in the cache", |totals| {
+            totals.cached_tokens
+        }),
+        ("requests_aborted", "Requests that were aborted", |totals| {
+            totals.aborted
+        }),
     ];
     for (name, help, value) in all {
-        add_counter(registry, &format!("{prefix}{name}"), help, value);
+        let name = format!("{prefix}{name}");
+        add_counter(registry, &name, help, models, |snapshot| {
+            value(&snapshot.totals)
+        });
     }
 }
 
-fn our_counters(registry: &mut Registry, snapshot: &Snapshot) {
-    let totals = snapshot.totals;
-    let own: [(&str, &str, u64); 7] = [
+fn our_counters(registry: &mut Registry, models: &[(Labels, Snapshot)]) {
+    let own: [(&str, &str, Total); 7] = [
         (
             "octavo_recomputed_tokens",
             "Tokens computed more than once",
-            totals.recomputed_tokens,
+            |totals| totals.recomputed_tokens,
         ),
         (
             "octavo_draft_tokens",
             "Draft tokens of speculative decoding",
-            totals.draft_tokens,
+            |totals| totals.draft_tokens,
         ),
         (
             "octavo_guessed_tokens",
             "The former name of octavo_draft_tokens, for one version",
-            totals.draft_tokens,
+            |totals| totals.draft_tokens,
         ),
         (
             "octavo_accepted_tokens",
             "Draft tokens that were accepted",
-            totals.accepted_tokens,
+            |totals| totals.accepted_tokens,
         ),
-        (
-            "octavo_evicted_pages",
-            "Cached pages given up",
-            totals.evictions,
-        ),
-        ("octavo_steps", "Steps taken", totals.steps),
-        (
-            "octavo_requests_failed",
-            "Requests that failed",
-            totals.failed,
-        ),
+        ("octavo_evicted_pages", "Cached pages given up", |totals| {
+            totals.evictions
+        }),
+        ("octavo_steps", "Steps taken", |totals| totals.steps),
+        ("octavo_requests_failed", "Requests that failed", |totals| {
+            totals.failed
+        }),
     ];
     for (name, help, value) in own {
-        add_counter(registry, name, help, value);
+        add_counter(registry, name, help, models, |snapshot| {
+            value(&snapshot.totals)
+        });
     }
-    let busy: Counter<f64, AtomicU64> = Counter::default();
-    busy.inc_by(totals.busy.as_secs_f64());
-    registry.register("octavo_step_seconds", "Time spent in steps", busy);
+    let texts = ("octavo_step_seconds", "Time spent in steps");
+    add_seconds(registry, texts, models, |snapshot| snapshot.totals.busy);
 }

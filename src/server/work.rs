@@ -10,9 +10,10 @@ use octavo_engine::sample::{Logprobs, mean_logprob};
 use octavo_engine::{BeamOutput, Event, EventStream, Request, Timing};
 use octavo_engine::{FinishReason, Text};
 
-use crate::app::{Admission, App};
+use crate::app::App;
 use crate::error::ApiError;
 use crate::logging::{self, Logged};
+use crate::model::Admission;
 
 /// Longest wait for an answer's first event before the response starts without one: later errors
 /// are reported inside the response.
@@ -26,7 +27,6 @@ pub(crate) struct Update {
 
 /// Requests of one answer, one for each of its prompts. Dropping it cancels them.
 pub(crate) struct Work {
-    app: Arc<App>,
     streams: Vec<Option<EventStream>>,
     /// Stream to poll first; rotates so that none is starved.
     turn: usize,
@@ -34,6 +34,8 @@ pub(crate) struct Work {
     _admission: Admission,
     /// Log state of the request.
     logged: Option<Arc<Logged>>,
+    // dropped last: the model may be unloaded then
+    app: Arc<App>,
 }
 
 impl Work {
@@ -43,12 +45,12 @@ impl Work {
         let submit = |request| app.handle.submit(request).map(Some);
         let streams = requests.into_iter().map(submit).collect::<Result<_, _>>()?;
         Ok(Work {
-            app: Arc::clone(app),
             streams,
             turn: 0,
             seen: VecDeque::new(),
             _admission: admission,
             logged: logging::current(),
+            app: Arc::clone(app),
         })
     }
 

@@ -19,6 +19,7 @@ mod keys;
 mod lacking;
 mod llama_options;
 mod messages;
+mod models;
 mod nodes;
 mod options;
 mod outputs;

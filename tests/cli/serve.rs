@@ -7,15 +7,21 @@ use std::time::{Duration, Instant};
 
 use super::{octavo, stderr};
 
-struct Serving {
+pub(super) struct Serving {
     child: Child,
     address: String,
     lines: BufReader<std::process::ChildStderr>,
 }
 
 /// Starts a server and waits for the line with its address.
-fn serve(args: &[&str]) -> Serving {
+pub(super) fn serve(args: &[&str]) -> Serving {
+    serve_in(&[], args)
+}
+
+/// Does the same with these variables in the environment.
+pub(super) fn serve_in(environment: &[(&str, &str)], args: &[&str]) -> Serving {
     let mut child = Command::new(env!("CARGO_BIN_EXE_octavo"))
+        .envs(environment.iter().copied())
         .args(["serve", "--port", "0"])
         .args(args)
         .stderr(Stdio::piped())
@@ -39,9 +45,16 @@ fn serve(args: &[&str]) -> Serving {
 
 impl Serving {
     fn ask(&self, body: &str) -> TcpStream {
+        self.send("/v1/completions", Some(body))
+    }
+
+    /// Sends a POST request with a body, or a GET request without one.
+    pub(super) fn send(&self, path: &str, body: Option<&str>) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).expect("it listens");
+        let method = if body.is_some() { "POST" } else { "GET" };
+        let body = body.unwrap_or_default();
         let request = format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\
+            "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\
              content-length: {}\r\n\r\n{body}",
             self.address,
             body.len()
@@ -50,14 +63,14 @@ impl Serving {
         stream
     }
 
-    fn terminate(&self) {
+    pub(super) fn terminate(&self) {
         let id = self.child.id().to_string();
         let killed = Command::new("kill").args(["-TERM", &id]).status();
         assert!(killed.expect("kill runs").success());
     }
 
     /// Waits for its end; returns the exit code and the rest of its output.
-    fn end(mut self) -> (Option<i32>, String) {
+    pub(super) fn end(mut self) -> (Option<i32>, String) {
         let start = Instant::now();
         while self.child.try_wait().expect("it can be asked").is_none() {
             assert!(start.elapsed() < Duration::from_secs(30), "it does not end");
@@ -69,7 +82,7 @@ impl Serving {
     }
 }
 
-fn read(mut stream: TcpStream) -> String {
+pub(super) fn read(mut stream: TcpStream) -> String {
     let mut text = String::new();
     stream.read_to_string(&mut text).expect("an answer");
     text

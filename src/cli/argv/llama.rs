@@ -29,7 +29,6 @@ const PAGE: &str = "the page is part of the server and has no settings";
 const STRIDES: &str = "octavo perplexity scores the second half of each chunk, without strides";
 const LOGGING: &str = "--log-file FILE keeps messages, -v says more, -q less";
 const TRAINING: &str = "it trains nothing";
-const MODELS: &str = "a server has one model";
 const TOOLS: &str = "a server runs no tools; clients do";
 const SPEECH: &str = "it takes and makes no sound, nor video";
 const DIFFUSION: &str = "it runs no diffusion models";
@@ -84,8 +83,10 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
        "--fim-qwen-7b-spec", "--fim-qwen-14b-spec", "--fim-qwen-30b-default",
        "--gpt-oss-20b-default", "--gpt-oss-120b-default", "--vision-gemma-4b-default",
        "--vision-gemma-12b-default"], No(DOWNLOADS)),
-    (&["--models-dir", "--models-preset", "--models-max", "--models-autoload",
-       "--no-models-autoload"], No(MODELS)),
+    (&["--models-dir", "--models-preset"], Is("--models")),
+    (&["--models-max"], Is("--models-max")),
+    (&["--models-autoload"], Is("--models-autoload")),
+    (&["--no-models-autoload"], Is("--no-models-autoload")),
     (&["--lora", "--lora-scaled", "--lora-init-without-apply", "--control-vector",
        "--control-vector-scaled", "--control-vector-layer-range"], No(LORA)),
     (&["--no-mmproj", "--no-mmproj-auto"], Is("--no-mmproj")),
@@ -197,7 +198,8 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["--tools", "--tools-runtime", "-ag", "--agent", "-no-ag", "--no-agent", "--ui-mcp-proxy",
        "--webui-mcp-proxy", "--no-ui-mcp-proxy", "--no-webui-mcp-proxy", "--mcp-servers-config",
        "--mcp-servers-json"], No(TOOLS)),
-    (&["--sleep-idle-seconds", "--server-base"], No("a server keeps its model loaded")),
+    (&["--sleep-idle-seconds"], Is("--idle-unload")),
+    (&["--server-base"], No("a client of octavo serve is given its address")),
     (&["-a", "--alias"], Is("--alias")),
     (&["--tags"], No("--alias NAME is another name of the model")),
     // images and sound

@@ -2,7 +2,7 @@
 
 import { byId, make } from "./dom.js";
 import { askForKey } from "./key.js";
-import { ask, errorOf } from "./server.js";
+import { aboutModel, ask, errorOf } from "./server.js";
 import { emit, saveSettings, state } from "./state.js";
 
 const PATIENCE_MS = 5000;
@@ -15,10 +15,9 @@ export async function loadModels() {
     const response = await ask("v1/models");
     if (!response.ok) throw await errorOf(response);
     const { data } = await response.json();
-    state.limits = await loadProps();
     state.models = (data ?? []).map(({ id }) => id);
-    const { model } = state.settings;
-    state.model = state.models.includes(model) ? model : state.models[0] ?? null;
+    state.model = chosenOf(data ?? []);
+    state.limits = await loadProps();
     showModels(state.model ?? "no model");
   } catch (error) {
     const names = { 401: "locked", 503: "busy" };
@@ -29,8 +28,16 @@ export async function loadModels() {
   emit("models");
 }
 
+/** The model chosen before, else one that is loaded, else the first. */
+function chosenOf(models) {
+  const { model } = state.settings;
+  if (models.some(({ id }) => id === model)) return model;
+  const loaded = models.find(({ status }) => status?.value === "loaded");
+  return (loaded ?? models[0])?.id ?? null;
+}
+
 async function loadProps() {
-  const response = await ask("props");
+  const response = await ask(aboutModel("props", state.model));
   if (!response.ok) throw await errorOf(response);
   const { modalities, limits, default_generation_settings: defaults } = await response.json();
   showDefaults(defaults.params);
@@ -63,6 +70,6 @@ export function listenToModels() {
   byId("models").addEventListener("change", () => {
     state.model = state.settings.model = byId("models").value;
     saveSettings();
-    showModels(state.model);
+    loadModels();
   });
 }

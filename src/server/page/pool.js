@@ -3,7 +3,7 @@
 import { byId, make, prepareCanvas } from "./dom.js";
 import { count } from "./format.js";
 import { isPanelOpen } from "./panels.js";
-import { ask } from "./server.js";
+import { aboutModel, ask } from "./server.js";
 import { state } from "./state.js";
 
 const POOL_PERIOD_MS = 500;
@@ -32,8 +32,10 @@ async function pollPool() {
 async function askForPool() {
   let slots = null;
   try {
-    const response = await ask("cache", { signal: AbortSignal.timeout(POOL_PATIENCE_MS) });
-    pool.isRefused = [400, 401, 403, 404, 405, 501].includes(response.status);
+    // A model that is not loaded has no pool, and is not loaded for it.
+    const path = aboutModel("cache", state.model, { autoload: false });
+    const response = await ask(path, { signal: AbortSignal.timeout(POOL_PATIENCE_MS) });
+    pool.isRefused = [401, 403, 404, 405, 501].includes(response.status);
     if (response.ok) slots = await response.json();
   } catch {
     // the server is away; it is asked again later

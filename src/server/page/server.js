@@ -18,6 +18,12 @@ export function ask(path, options = {}) {
   return fetch(path, { cache: "no-store", ...options, headers });
 }
 
+/** A route about one model, with these fields in its query. */
+export function aboutModel(path, model, fields = {}) {
+  const query = new URLSearchParams({ ...(model && { model }), ...fields });
+  return `${path}?${query}`;
+}
+
 export async function errorOf(response) {
   let message = "";
   try {

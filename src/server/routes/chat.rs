@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 
 use super::conversation::{self, Asked, ToolChoice};
 use super::native::settings;
-use crate::app::{App, now};
+use crate::app::App;
 use crate::auth::Caller;
 use crate::demand::{self, Demanded};
 use crate::error::ApiError;
@@ -27,6 +27,7 @@ use crate::images;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
 use crate::progress::Progress;
 use crate::prompt::{check_bytes, salt};
+use crate::server::now;
 use crate::sse;
 use crate::wire::{self, Usage};
 use crate::work::{Answer, Work};

@@ -11,7 +11,7 @@ use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use super::chat::Head;
-use crate::app::{App, now};
+use crate::app::App;
 use crate::auth::Caller;
 use crate::demand::{self, Demanded};
 use crate::error::ApiError;
@@ -20,6 +20,7 @@ use crate::http::json_response;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
 use crate::progress::Progress;
 use crate::prompt::{MAX_PROMPTS, check_bytes, check_length, prompts, salt};
+use crate::server::now;
 use crate::sse::{self, Message, Writer};
 use crate::wire::{self, LegacyLogprobs, Usage};
 use crate::work::{Answer, Choice, Update, Work, keep_best};

@@ -32,6 +32,8 @@ use crate::error::ApiError;
 use crate::http::{read_json, read_out};
 use crate::logging;
 use crate::page;
+use crate::registry::Hold;
+use crate::server::Server;
 
 /// Access rule of a route.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -43,100 +45,107 @@ enum Guard {
 }
 
 /// Returns the router of the routes with several paths that take a request of the model.
-fn questions(app: &Arc<App>) -> Router {
+fn questions(server: &Arc<Server>) -> Router {
     let mut router = Router::new();
     for path in [
         "/v1/chat/completions",
         "/chat/completions",
         "/api/v1/chat/completions",
     ] {
-        router = router.route(path, asks(app, chat::handle));
+        router = router.route(path, asks(server, chat::handle));
     }
     for path in ["/completion", "/completions"] {
-        router = router.route(path, asks(app, native::completion));
+        router = router.route(path, asks(server, native::completion));
     }
     for path in ["/embedding", "/embeddings"] {
-        router = router.route(path, asks(app, embeddings::native));
+        router = router.route(path, asks(server, embeddings::native));
     }
     for path in ["/v1/rerank", "/v1/reranking", "/rerank", "/reranking"] {
-        router = router.route(path, asks(app, rerank::handle));
+        router = router.route(path, asks(server, rerank::handle));
     }
     for path in ["/v1/responses", "/responses"] {
-        router = router.route(path, asks(app, responses::handle));
+        router = router.route(path, asks(server, responses::handle));
     }
     for path in [
         "/v1/chat/completions/input_tokens",
         "/chat/completions/input_tokens",
     ] {
-        router = router.route(path, asks(app, chat::input_tokens));
+        router = router.route(path, asks(server, chat::input_tokens));
     }
     for path in ["/v1/responses/input_tokens", "/responses/input_tokens"] {
-        router = router.route(path, asks(app, responses::input_tokens));
+        router = router.route(path, asks(server, responses::input_tokens));
     }
     router
-        .route("/v1/messages", asks_as_anthropic(app, messages::handle))
+        .route("/v1/messages", asks_as_anthropic(server, messages::handle))
         .route(
             "/v1/messages/count_tokens",
-            asks_as_anthropic(app, messages::count_tokens),
+            asks_as_anthropic(server, messages::count_tokens),
         )
 }
 
 /// Adds the routes of Ollama's interface.
-fn as_ollama(app: &Arc<App>, router: Router) -> Router {
+fn as_ollama(server: &Arc<Server>, router: Router) -> Router {
     let mut router = router
-        .route("/api/chat", asks_as_ollama(app, ollama::chat))
-        .route("/api/generate", asks_as_ollama(app, ollama::generate))
-        .route("/api/embed", asks_as_ollama(app, ollama::embed))
-        .route("/api/embeddings", asks_as_ollama(app, ollama::embeddings))
-        .route("/api/show", asks_as_ollama(app, ollama::show))
-        .route("/api/tags", shows(app, Guard::Key, ollama::tags))
-        .route("/api/ps", shows(app, Guard::Key, ollama::loaded))
-        .route("/api/version", shows(app, Guard::Open, ollama::version));
+        .route("/api/chat", asks_as_ollama(server, ollama::chat))
+        .route("/api/generate", asks_as_ollama(server, ollama::generate))
+        .route("/api/embed", asks_as_ollama(server, ollama::embed))
+        .route(
+            "/api/embeddings",
+            asks_as_ollama(server, ollama::embeddings),
+        )
+        .route("/api/show", asks_as_ollama(server, ollama::show))
+        .route("/api/tags", shows(server, Guard::Key, ollama::tags))
+        .route("/api/ps", shows(server, Guard::Key, ollama::loaded))
+        .route("/api/version", shows(server, Guard::Open, ollama::version));
     for path in ["/api/pull", "/api/push", "/api/create", "/api/copy"] {
-        router = router.route(path, asks_as_ollama(app, ollama::unchanging));
+        let route = orders_with(server, ApiError::into_ollama, ollama::unchanging)
+            .fallback(|| async { ApiError::method().into_ollama() });
+        router = router.route(path, route);
     }
     router
 }
 
 /// Returns the router of all routes.
-pub(crate) fn router(app: &Arc<App>) -> Router {
-    let mut router = questions(app);
+pub(crate) fn router(server: &Arc<Server>) -> Router {
+    let mut router = questions(server);
     for path in ["/v1/models", "/models"] {
-        router = router.route(path, shows(app, Guard::Key, models::list));
+        router = router.route(path, shows(server, Guard::Key, models::list));
     }
     for path in ["/health", "/v1/health"] {
-        router = router.route(path, shows(app, Guard::Open, status::health));
+        router = router.route(path, shows(server, Guard::Open, status::health));
     }
-    let router = as_ollama(app, router)
-        .route("/v1/models/{*name}", get(named(app, models::get)))
+    let router = as_ollama(server, router)
+        .route("/v1/models/{*name}", get(named(server, models::get)))
         .route(
             "/v1/responses/{id}",
-            get(named(app, responses::get)).delete(named(app, responses::delete)),
+            get(named(server, responses::get)).delete(named(server, responses::delete)),
         )
         .route(
             "/v1/responses/{id}/input_items",
-            get(named(app, responses::input_items)),
+            get(named(server, responses::input_items)),
         )
         .route(
             "/v1/responses/{id}/cancel",
-            post(named(app, responses::cancel)),
+            post(named(server, responses::cancel)),
         )
-        .route("/v1/completions", asks(app, completions::handle))
-        .route("/v1/embeddings", asks(app, embeddings::handle))
-        .route("/infill", asks(app, native::infill_route))
-        .route("/tokenize", asks(app, native::tokenize))
-        .route("/detokenize", asks(app, native::detokenize))
-        .route("/apply-template", asks(app, chat::apply_template))
+        .route("/v1/completions", asks(server, completions::handle))
+        .route("/v1/embeddings", asks(server, embeddings::handle))
+        .route("/infill", asks(server, native::infill_route))
+        .route("/tokenize", asks(server, native::tokenize))
+        .route("/detokenize", asks(server, native::detokenize))
+        .route("/apply-template", asks(server, chat::apply_template))
         .route(
             "/tokenizer_info",
-            shows(app, Guard::Key, native::tokenizer_info),
+            shows_model(server, native::tokenizer_info),
         )
-        .route("/props", shows(app, Guard::Key, native::props))
-        .route("/slots", shows(app, Guard::Key, native::slots))
-        .route("/cache", shows(app, Guard::Key, native::cache))
-        .route("/ready", shows(app, Guard::Open, status::ready))
-        .route("/live", shows(app, Guard::Open, status::live))
-        .route("/metrics", shows(app, Guard::Key, status::metrics))
+        .route("/props", shows_model(server, native::props))
+        .route("/slots", shows_model(server, native::slots))
+        .route("/cache", shows_model(server, native::cache))
+        .route("/models/load", orders(server, models::load))
+        .route("/models/unload", orders(server, models::unload))
+        .route("/ready", shows(server, Guard::Open, status::ready))
+        .route("/live", shows(server, Guard::Open, status::live))
+        .route("/metrics", shows(server, Guard::Key, status::metrics))
         .route(
             "/",
             get(|asked: HeaderMap| async move { page::index(&asked) }),
@@ -149,28 +158,28 @@ pub(crate) fn router(app: &Arc<App>) -> Router {
         .fallback(|| async { ApiError::not_found("there is no such route") })
         .method_not_allowed_fallback(|| async { ApiError::method() })
         .layer(from_fn({
-            let app = Arc::clone(app);
-            move |request, next| share(Arc::clone(&app), request, next)
+            let server = Arc::clone(server);
+            move |request, next| share(Arc::clone(&server), request, next)
         }))
         .layer(from_fn({
-            let app = Arc::clone(app);
-            move |request, next| part(Arc::clone(&app), request, next)
+            let server = Arc::clone(server);
+            move |request, next| part(Arc::clone(&server), request, next)
         }))
         .layer(from_fn(read_out));
-    let router = match app.options.prefix.as_str() {
+    let router = match server.options.prefix.as_str() {
         "" => router,
         prefix => behind(prefix, router),
     };
     router.layer(from_fn({
-        let app = Arc::clone(app);
-        move |request, next| record(Arc::clone(&app), request, next)
+        let server = Arc::clone(server);
+        move |request, next| record(Arc::clone(&server), request, next)
     }))
 }
 
 /// Logs a request once its answer has ended.
-async fn record(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
-    let (sink, prefix) = (&app.options.log, &app.options.prefix);
-    logging::record(sink, prefix, || app.new_id("req-"), request, next).await
+async fn record(server: Arc<Server>, request: Request, next: Next) -> Response<Body> {
+    let (sink, prefix) = (&server.options.log, &server.options.prefix);
+    logging::record(sink, prefix, || server.new_id("req-"), request, next).await
 }
 
 /// Returns all routes under a prefix. Redirects the prefix without a final slash, from which the
@@ -198,11 +207,11 @@ async fn page_file(
 }
 
 /// Adds CORS headers for the pages of allowed origins.
-async fn share(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
+async fn share(server: Arc<Server>, request: Request, next: Next) -> Response<Body> {
     let origin = request.headers().get(header::ORIGIN).cloned();
     let allowed = |origin: &HeaderValue| {
         let origin = origin.to_str();
-        origin.is_ok_and(|origin| auth::is_allowed(&app.options, origin))
+        origin.is_ok_and(|origin| auth::is_allowed(&server.options, origin))
     };
     let is_preflight = *request.method() == Method::OPTIONS && origin.is_some();
     let Some(origin) = origin.filter(allowed) else {
@@ -234,102 +243,192 @@ async fn share(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
 
 /// Closes the connection after an answer during shutdown. A client that reused the connection for
 /// its next request might send it just when it is closed, and would get no answer.
-async fn part(app: Arc<App>, request: Request, next: Next) -> Response<Body> {
+async fn part(server: Arc<Server>, request: Request, next: Next) -> Response<Body> {
     let mut response = next.run(request).await;
-    if app.is_closing() {
+    if server.registry.is_closing() {
         let close = HeaderValue::from_static("close");
         response.headers_mut().insert(header::CONNECTION, close);
     }
     response
 }
 
-/// Routes POST requests with a JSON object.
-fn asks<F, R>(app: &Arc<App>, handler: F) -> MethodRouter
+/// Routes POST requests with a JSON object to the model that they name.
+fn asks<F, R>(server: &Arc<Server>, handler: F) -> MethodRouter
 where
     F: Fn(Arc<App>, Caller, Value) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<Response<Body>, ApiError>> + Send,
 {
-    asks_with(app, handler, ApiError::into_response)
+    asks_with(server, handler, ApiError::into_response, |name| name)
 }
 
-/// Routes POST requests with a JSON object; errors have Anthropic's format.
-fn asks_as_anthropic<F, R>(app: &Arc<App>, handler: F) -> MethodRouter
+/// Does the same as [`asks`]; errors have Anthropic's format.
+fn asks_as_anthropic<F, R>(server: &Arc<Server>, handler: F) -> MethodRouter
 where
     F: Fn(Arc<App>, Caller, Value) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<Response<Body>, ApiError>> + Send,
 {
-    asks_with(app, handler, ApiError::into_anthropic)
+    asks_with(server, handler, ApiError::into_anthropic, |name| name)
         .fallback(|| async { ApiError::method().into_anthropic() })
         .layer(map_response(logging::with_anthropic_id))
 }
 
-/// Routes POST requests with a JSON object; errors have Ollama's format.
-fn asks_as_ollama<F, R>(app: &Arc<App>, handler: F) -> MethodRouter
+/// Does the same as [`asks`]; names and errors have Ollama's format.
+fn asks_as_ollama<F, R>(server: &Arc<Server>, handler: F) -> MethodRouter
 where
     F: Fn(Arc<App>, Caller, Value) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<Response<Body>, ApiError>> + Send,
 {
-    asks_with(app, handler, ApiError::into_ollama)
+    asks_with(server, handler, ApiError::into_ollama, ollama::short)
         .fallback(|| async { ApiError::method().into_ollama() })
 }
 
-/// Routes POST requests with a JSON object; `refuse` writes errors.
+/// Routes POST requests with a JSON object to the model that they name; `refuse` writes errors, and
+/// `short` returns the other form of a name that is not served.
 fn asks_with<F, R>(
-    app: &Arc<App>,
+    server: &Arc<Server>,
     handler: F,
     refuse: fn(ApiError) -> Response<Body>,
+    short: fn(&str) -> &str,
 ) -> MethodRouter
 where
     F: Fn(Arc<App>, Caller, Value) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<Response<Body>, ApiError>> + Send,
 {
-    let app = Arc::clone(app);
+    orders_with(server, refuse, move |server: Arc<Server>, order: Order| {
+        let handler = handler.clone();
+        async move {
+            let i = server.registry.find(named_in(&order.body), short)?;
+            let hold = Hold {
+                loads: order.loads.unwrap_or(server.registry.limits.autoload),
+                uses: true,
+            };
+            let app = server.hold(i, hold).await?;
+            handler(app, order.caller, order.body).await
+        }
+    })
+}
+
+/// Returns the name of the model in a request; Ollama had another field for it.
+fn named_in(body: &Value) -> Option<&str> {
+    body["model"].as_str().or_else(|| body["name"].as_str())
+}
+
+/// A POST request with a JSON object.
+pub(crate) struct Order {
+    caller: Caller,
+    body: Value,
+    /// Whether a model is to be loaded for it, if it says so.
+    loads: Option<bool>,
+}
+
+/// Routes POST requests with a JSON object to the server.
+fn orders<F, R>(server: &Arc<Server>, handler: F) -> MethodRouter
+where
+    F: Fn(Arc<Server>, Value) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Result<Response<Body>, ApiError>> + Send,
+{
+    orders_with(server, ApiError::into_response, move |server, order| {
+        handler(server, order.body)
+    })
+}
+
+fn orders_with<F, R>(
+    server: &Arc<Server>,
+    refuse: fn(ApiError) -> Response<Body>,
+    handler: F,
+) -> MethodRouter
+where
+    F: Fn(Arc<Server>, Order) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Result<Response<Body>, ApiError>> + Send,
+{
+    let server = Arc::clone(server);
     post(move |request: Request| async move {
         let answer = async {
-            let caller = check(&app, Guard::Key, &request)?;
-            let body = read_json(request, app.options.max_body).await?;
-            handler(app, caller, body).await
+            let caller = check(&server, Guard::Key, &request)?;
+            let loads = autoload(&request);
+            let body = read_json(request, server.options.max_body).await?;
+            let order = Order {
+                caller,
+                body,
+                loads,
+            };
+            handler(server, order).await
         };
         answer.await.unwrap_or_else(refuse)
     })
 }
 
-/// Routes GET requests.
-fn shows<F, R>(app: &Arc<App>, guard: Guard, handler: F) -> MethodRouter
+/// Returns whether a request wants its model to be loaded, if it says so.
+fn autoload(request: &Request) -> Option<bool> {
+    field(request, "autoload").map(|value| value != "false" && value != "0")
+}
+
+/// Returns a field of a request's query.
+fn field(request: &Request, name: &str) -> Option<String> {
+    let query = request.uri().query()?;
+    let mut fields = url::form_urlencoded::parse(query.as_bytes());
+    let found = fields.find(|(own, _)| own == name);
+    found.map(|(_, value)| value.into_owned())
+}
+
+/// Routes GET requests about the server.
+fn shows<F, R>(server: &Arc<Server>, guard: Guard, handler: F) -> MethodRouter
 where
-    F: Fn(Arc<App>) -> R + Clone + Send + Sync + 'static,
+    F: Fn(Arc<Server>) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<Response<Body>, ApiError>> + Send,
 {
-    let app = Arc::clone(app);
+    let server = Arc::clone(server);
     get(move |request: Request| async move {
-        let answer = match check(&app, guard, &request) {
-            Ok(_) => handler(app).await,
+        let answer = match check(&server, guard, &request) {
+            Ok(_) => handler(server).await,
             Err(error) => Err(error),
         };
         answer.into_response()
     })
 }
 
+/// Routes GET requests about the model that the query names. They do not count as use of it.
+fn shows_model<F, R>(server: &Arc<Server>, handler: F) -> MethodRouter
+where
+    F: Fn(Arc<App>) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Result<Response<Body>, ApiError>> + Send,
+{
+    let server = Arc::clone(server);
+    get(move |request: Request| async move {
+        let answer = async move {
+            check(&server, Guard::Key, &request)?;
+            let name = field(&request, "model");
+            let i = server.registry.find(name.as_deref(), |name| name)?;
+            let hold = Hold {
+                loads: autoload(&request).unwrap_or(server.registry.limits.autoload),
+                uses: false,
+            };
+            handler(server.hold(i, hold).await?).await
+        };
+        answer.await.into_response()
+    })
+}
+
 /// Handles requests about what the path names.
 fn named<F, R>(
-    app: &Arc<App>,
+    server: &Arc<Server>,
     handler: F,
 ) -> impl Fn(Result<Path<String>, PathRejection>, Request) -> Answer + Clone + Send + Sync + 'static
 where
-    F: Fn(Arc<App>, Caller, String) -> R + Clone + Send + Sync + 'static,
+    F: Fn(Arc<Server>, Caller, String) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<Response<Body>, ApiError>> + Send,
 {
-    let app = Arc::clone(app);
+    let server = Arc::clone(server);
     move |name, request| {
-        let (app, handler) = (Arc::clone(&app), handler.clone());
+        let (server, handler) = (Arc::clone(&server), handler.clone());
         Box::pin(async move {
             // bytes that are not UTF-8 name nothing, which the handler reports as of any name
             let name = name.map_or_else(
                 |_| char::REPLACEMENT_CHARACTER.to_string(),
                 |Path(name)| name,
             );
-            let answer = match check(&app, Guard::Key, &request) {
-                Ok(caller) => handler(app, caller, name).await,
+            let answer = match check(&server, Guard::Key, &request) {
+                Ok(caller) => handler(server, caller, name).await,
                 Err(error) => Err(error),
             };
             answer.into_response()
@@ -340,13 +439,13 @@ where
 /// The answer to a request, once it is there.
 type Answer = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
-fn check(app: &App, guard: Guard, request: &Request) -> Result<Caller, ApiError> {
+fn check(server: &Server, guard: Guard, request: &Request) -> Result<Caller, ApiError> {
     match guard {
         // health checks may use any host name: they see nothing worth protecting
         Guard::Open => Ok(Caller::default()),
         Guard::Key => {
-            auth::check_origin(&app.options, request.headers())?;
-            auth::caller(&app.options, request.headers())
+            auth::check_origin(&server.options, request.headers())?;
+            auth::caller(&server.options, request.headers())
         }
     }
 }

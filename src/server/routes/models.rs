@@ -1,4 +1,4 @@
-//! `/v1/models`: lists the served model.
+//! `/v1/models`: lists the models, and loads and unloads them.
 
 use std::sync::Arc;
 
@@ -6,59 +6,132 @@ use axum::body::Body;
 use axum::http::Response;
 use serde_json::{Value, json};
 
-use crate::app::App;
 use crate::auth::Caller;
 use crate::error::ApiError;
+use crate::fields::Fields;
 use crate::http::json_response;
+use crate::model::Model;
+use crate::registry::{Entry, Status};
+use crate::server::Server;
 
-fn model(app: &App, name: &str) -> Value {
-    let hparams = app.engine.hparams();
-    json!({
-        "id": name,
-        "object": "model",
-        "created": app.created,
-        "owned_by": "octavo",
-        "aliases": app.options.names,
-        "tags": [],
-        "max_model_len": app.n_ctx(),
-        "meta": {
-            "n_vocab": hparams.n_vocab(),
-            "n_ctx_train": hparams.n_ctx_train(),
-            "n_embd": hparams.n_embd(),
-            "size": app.engine.memory().file,
-        },
-    })
+/// Facts that a loaded model alone tells.
+struct Loaded {
+    more: Value,
+    takes_images: bool,
+    family: &'static str,
 }
 
-/// Lists the model once, under its first name, so that clients do not offer it once per name; in
-/// `models` also with what it can do, as llama-server does.
-pub(crate) async fn list(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    let name = app.name();
-    let mut capabilities = vec!["completion"];
-    if app.options.encoder_cache.is_some() {
-        capabilities.push("multimodal");
+impl Loaded {
+    fn of(model: &Model) -> Loaded {
+        let hparams = model.engine.hparams();
+        Loaded {
+            more: json!({
+                "max_model_len": model.n_ctx(),
+                "meta": {
+                    "n_vocab": hparams.n_vocab(),
+                    "n_ctx_train": hparams.n_ctx_train(),
+                    "n_embd": hparams.n_embd(),
+                    "size": model.engine.memory().file,
+                },
+            }),
+            takes_images: model.options.encoder_cache.is_some(),
+            family: hparams.arch.name(),
+        }
     }
-    Ok(json_response(&json!({
-        "object": "list",
-        "data": [model(&app, name)],
-        "models": [{
+}
+
+/// Describes a model, and says whether it is loaded as llama-server does.
+fn described(server: &Server, entry: &Entry, name: &str, state: &Status<Loaded>) -> Value {
+    let mut model = json!({
+        "id": name,
+        "object": "model",
+        "created": server.created,
+        "owned_by": "octavo",
+        "aliases": entry.names,
+        "tags": [],
+        "status": { "value": state.value },
+    });
+    if state.has_failed {
+        model["status"]["failed"] = json!(true);
+    }
+    if let (
+        Value::Object(model),
+        Some(Loaded {
+            more: Value::Object(more),
+            ..
+        }),
+    ) = (&mut model, &state.loaded)
+    {
+        model.extend(more.clone());
+    }
+    model
+}
+
+/// Lists each model once, under its first name, so that clients do not offer it once per name; in
+/// `models` also with what it can do, as llama-server does.
+pub(crate) async fn list(server: Arc<Server>) -> Result<Response<Body>, ApiError> {
+    let states = server.registry.status(Loaded::of);
+    let (mut data, mut models) = (Vec::new(), Vec::new());
+    for (entry, state) in server.registry.entries.iter().zip(&states) {
+        let name = entry.name();
+        data.push(described(&server, entry, name, state));
+        let mut capabilities = vec!["completion"];
+        if state
+            .loaded
+            .as_ref()
+            .is_some_and(|loaded| loaded.takes_images)
+        {
+            capabilities.push("multimodal");
+        }
+        let mut details = json!({ "format": "gguf" });
+        if let Some(loaded) = &state.loaded {
+            details["family"] = json!(loaded.family);
+        }
+        models.push(json!({
             "name": name,
             "model": name,
             "type": "model",
             "capabilities": capabilities,
-            "details": { "format": "gguf", "family": app.engine.hparams().arch.name() },
-        }],
-    })))
+            "details": details,
+        }));
+    }
+    Ok(json_response(
+        &json!({ "object": "list", "data": data, "models": models }),
+    ))
 }
 
-/// Returns the model, under any of its names.
+/// Returns a model, under any of its names.
 pub(crate) async fn get(
-    app: Arc<App>,
+    server: Arc<Server>,
     _: Caller,
     name: String,
 ) -> Result<Response<Body>, ApiError> {
-    if !app.options.names.contains(&name) {
-        return Err(ApiError::no_model(&name));
-    }
-    Ok(json_response(&model(&app, &name)))
+    let found = server.registry.named(&name);
+    let i = found.ok_or_else(|| ApiError::no_model(&name))?;
+    let states = server.registry.status(Loaded::of);
+    let entry = &server.registry.entries[i];
+    Ok(json_response(&described(&server, entry, &name, &states[i])))
+}
+
+/// `/models/load`: loads a model, and answers when it is loaded.
+pub(crate) async fn load(server: Arc<Server>, body: Value) -> Result<Response<Body>, ApiError> {
+    let i = named(&server, &body)?;
+    server.registry.load_by_order(i).await?;
+    Ok(json_response(&json!({ "success": true })))
+}
+
+/// `/models/unload`: unloads a model, and answers when its memory is free.
+pub(crate) async fn unload(server: Arc<Server>, body: Value) -> Result<Response<Body>, ApiError> {
+    let i = named(&server, &body)?;
+    server.registry.unload(i)?;
+    server.registry.is_unloaded(i).await;
+    Ok(json_response(&json!({ "success": true })))
+}
+
+/// Returns the model that a request names.
+fn named(server: &Server, body: &Value) -> Result<usize, ApiError> {
+    let fields = Fields::of(body)?;
+    let name = fields.need("model", fields.str("model")?)?;
+    let found = server.registry.named(name);
+    found.ok_or_else(|| ApiError::no_model(name))
 }

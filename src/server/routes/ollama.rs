@@ -14,6 +14,7 @@ use axum::http::Response;
 use octavo_engine::Request;
 use serde_json::{Map, Value, json};
 
+use super::Order;
 use super::chat::Ready;
 use super::completions;
 use super::conversation::MAX_TOOLS;
@@ -23,6 +24,7 @@ use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
+use crate::server::Server;
 pub(crate) use embed::{embed, embeddings};
 pub(crate) use models::{loaded, show, tags, version};
 use writer::{Form, OllamaWriter};
@@ -157,7 +159,17 @@ async fn respond(
 fn loads(app: &App, fields: &Fields<'_>, form: Form) -> Result<Response<Body>, ApiError> {
     let name = name(fields)?;
     app.model(Some(untagged(app, name)))?;
-    Ok(json_response(&writer::loaded(form, name)))
+    let is_unloaded = is_zero(fields.get("keep_alive")) && app.unload();
+    Ok(json_response(&writer::loaded(form, name, is_unloaded)))
+}
+
+/// Returns whether a time, in seconds or as text such as `0s`, is none.
+fn is_zero(time: Option<&Value>) -> bool {
+    match time {
+        Some(Value::String(text)) => text.trim_end_matches(['s', 'm', 'h']) == "0",
+        Some(time) => time.as_f64() == Some(0.0),
+        None => false,
+    }
 }
 
 /// Returns the name by which the client calls the model.
@@ -167,11 +179,15 @@ fn name<'a>(fields: &Fields<'a>) -> Result<&'a str, ApiError> {
 
 /// Returns the name of a model that is served, without the tag `latest` if it has none.
 fn untagged<'a>(app: &App, name: &'a str) -> &'a str {
-    let is_served = app.options.names.iter().any(|own| own == name);
-    match name.strip_suffix(":latest") {
-        Some(short) if !is_served => short,
-        _ => name,
+    match app.names.iter().any(|own| own == name) {
+        true => name,
+        false => short(name),
     }
+}
+
+/// Returns a name without the tag `latest`.
+pub(crate) fn short(name: &str) -> &str {
+    name.strip_suffix(":latest").unwrap_or(name)
 }
 
 /// Returns the name of a model as Ollama lists it, with a tag.
@@ -183,11 +199,7 @@ fn tagged(name: &str) -> String {
 }
 
 /// `/api/pull` and others that would change which models there are.
-pub(crate) async fn unchanging(
-    _: Arc<App>,
-    _: Caller,
-    _: Value,
-) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn unchanging(_: Arc<Server>, _: Order) -> Result<Response<Body>, ApiError> {
     let message = "this server has the models that it was started with, and changes none";
     Err(ApiError::not_supported(message))
 }

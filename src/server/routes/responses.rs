@@ -87,7 +87,7 @@ fn conversation(app: &App, caller: &Caller, fields: &Fields<'_>) -> Result<Input
     let mut all = match fields.str(NAME)? {
         None => Vec::new(),
         Some(id) => {
-            let found = app.responses.get(id, caller.salt());
+            let found = app.server.responses.get(id, caller.salt());
             let stored = found.ok_or_else(|| {
                 ApiError::bad_field(NAME, "expected the id of a response that is stored here")
             })?;

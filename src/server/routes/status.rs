@@ -5,48 +5,60 @@ use std::time::Duration;
 
 use axum::body::Body;
 use axum::http::{Response, header};
-use octavo_engine::Health;
 use serde_json::json;
 
-use crate::app::App;
 use crate::error::ApiError;
 use crate::http::json_response;
+use crate::model::Model;
+use crate::server::Server;
 
 /// Duration of a step from which the engine counts as stuck.
 const STUCK: Duration = Duration::from_secs(120);
 
 /// Returns whether requests should be sent here: the engine works, and is not shutting down.
-pub(crate) async fn health(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    ready(Arc::clone(&app)).await?;
-    live(app).await
+pub(crate) async fn health(server: Arc<Server>) -> Result<Response<Body>, ApiError> {
+    ready(Arc::clone(&server)).await?;
+    live(server).await
 }
 
-/// Returns whether the engine works, even while shutting down. If not, only a restart helps.
-pub(crate) async fn live(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    if let Health::Broken(why) = app.handle.health() {
+/// Returns whether every loaded model's engine works, even while shutting down. If not, only a
+/// restart helps; but a model that can be loaded again is, with the next request for it.
+pub(crate) async fn live(server: Arc<Server>) -> Result<Response<Body>, ApiError> {
+    if let Some(why) = fault(&server) {
         return Err(ApiError::unavailable(why));
     }
-    if app.handle.step_time().is_some_and(|time| time > STUCK) {
+    let is_stuck = |model: &Model| model.handle.step_time().is_some_and(|time| time > STUCK);
+    let states = server.registry.status(is_stuck);
+    if states.iter().any(|state| state.loaded == Some(true)) {
         return Err(ApiError::unavailable("a step does not end"));
     }
-    let uptime = app.started.elapsed().as_secs();
+    let uptime = server.started.elapsed().as_secs();
     Ok(json_response(
         &json!({ "status": "ok", "uptime_seconds": uptime }),
     ))
 }
 
 /// Returns whether new requests are accepted.
-pub(crate) async fn ready(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    match app.handle.health() {
-        Health::Well => Ok(json_response(&json!({ "status": "ready" }))),
-        Health::Closing => Err(ApiError::unavailable("it is shutting down")),
-        Health::Broken(why) => Err(ApiError::unavailable(why)),
+pub(crate) async fn ready(server: Arc<Server>) -> Result<Response<Body>, ApiError> {
+    if let Some(why) = fault(&server) {
+        return Err(ApiError::unavailable(why));
+    }
+    match server.registry.is_closing() {
+        true => Err(ApiError::unavailable("it is shutting down")),
+        false => Ok(json_response(&json!({ "status": "ready" }))),
     }
 }
 
+/// Returns why a model that cannot be loaded again takes no further step, if there is one.
+fn fault(server: &Server) -> Option<String> {
+    let states = server.registry.status(Model::fault);
+    let fixed = states.into_iter().filter(|state| state.is_fixed);
+    fixed.filter_map(|state| state.loaded.flatten()).next()
+}
+
 /// Returns the metrics for Prometheus.
-pub(crate) async fn metrics(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    let text = app.metrics.encode(&app.handle.snapshot());
+pub(crate) async fn metrics(server: Arc<Server>) -> Result<Response<Body>, ApiError> {
+    let text = server.metrics.encode(&server.registry);
     let text = text.map_err(|_| ApiError::server("the numbers cannot be written"))?;
     let mut response = Response::new(Body::from(text));
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";

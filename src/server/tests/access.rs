@@ -147,11 +147,10 @@ fn pages_of_this_machine_can_be_allowed_on_any_port() {
 #[test]
 fn a_model_is_known_by_its_names() {
     let options = Options {
-        names: vec!["a".to_owned(), "b/c".to_owned()],
         strict_model: true,
         ..Options::default()
     };
-    let server = Server::new(small(), options);
+    let server = Server::named(&["a", "b/c"], options);
     let ask = |model: Value| {
         let body = json!({ "prompt": "1", "max_tokens": 1, "model": model });
         server.post("/v1/completions", &body).status

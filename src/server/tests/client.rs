@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use octavo_engine::{Engine, EngineOptions, ModelSource};
 use octavo_fixtures::tiny::File;
-use octavo_server::{Options, Stop, serve};
+use octavo_server::{LoadedModel, ModelOptions, Models, Options, Stop, serve};
 use serde_json::Value;
 
 /// Time after which a test counts as hung.
@@ -42,10 +42,16 @@ impl Server {
         Server::of(&ModelSource::Demo, engine, options)
     }
 
+    /// Starts a server with these options of the model.
+    pub(crate) fn of_model(engine: EngineOptions, model: ModelOptions) -> Server {
+        let engine = Engine::load(&ModelSource::Demo, &engine, &mut |_| {}).expect("it loads");
+        Server::with(engine, model, Options::default())
+    }
+
     /// Starts a server for another model.
     pub(crate) fn of(source: &ModelSource, engine: EngineOptions, options: Options) -> Server {
         let engine = Engine::load(source, &engine, &mut |_| {}).expect("it loads");
-        Server::with(engine, options)
+        Server::with(engine, ModelOptions::default(), options)
     }
 
     /// Starts a server for a small random model with this chat template.
@@ -64,7 +70,29 @@ impl Server {
     }
 
     /// Starts a server for a loaded model.
-    pub(crate) fn with(engine: Engine, options: Options) -> Server {
+    pub(crate) fn with(engine: Engine, model: ModelOptions, options: Options) -> Server {
+        let loaded = LoadedModel {
+            engine,
+            options: model,
+            bytes: 0,
+        };
+        Server::serving(Models::one(vec!["octavo".to_owned()], loaded), options)
+    }
+
+    /// Starts a server for the built-in model under these names.
+    pub(crate) fn named(names: &[&str], options: Options) -> Server {
+        let engine = Engine::load(&ModelSource::Demo, &small(), &mut |_| {}).expect("it loads");
+        let loaded = LoadedModel {
+            engine,
+            options: ModelOptions::default(),
+            bytes: 0,
+        };
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        Server::serving(Models::one(names, loaded), options)
+    }
+
+    /// Starts a server for these models.
+    pub(crate) fn serving(models: Models, options: Options) -> Server {
         let stop = Stop::default();
         let (sender, receiver) = mpsc::channel();
         let options = Options { port: 0, ..options };
@@ -72,7 +100,7 @@ impl Server {
             let stop = stop.clone();
             move || {
                 let ready = |address| sender.send(address).expect("somebody waits");
-                serve(&engine, options, &stop, ready, &mut |_| {}).expect("it serves");
+                serve(models, options, &stop, ready, &mut |_| {}).expect("it serves");
             }
         });
         Server {

@@ -1,6 +1,6 @@
 //! Requests that clients send to other servers, and those servers accept.
 
-use octavo_server::Options;
+use octavo_server::{ModelOptions, Options};
 use serde_json::{Value, json};
 
 use crate::client::{Server, ok, read, small};
@@ -214,11 +214,11 @@ fn a_last_message_of_the_assistant_is_continued() {
         }),
     );
     assert!(begun.ends_with("assistant\n"), "{begun}");
-    let options = Options {
+    let options = ModelOptions {
         prefill_assistant: false,
-        ..Options::default()
+        ..ModelOptions::default()
     };
-    let server = Server::new(small(), options);
+    let server = Server::of_model(small(), options);
     assert_eq!(
         prompt(&server, &json!({ "messages": with(json!("2 and")) })),
         begun

@@ -1,16 +1,16 @@
 //! Default sampling settings for requests without any: the server's options, then the model's own
 //! recommendation, then llama-server's defaults.
 
-use octavo_engine::ModelSource;
 use octavo_engine::sample::{SamplerDefaults, Stage};
+use octavo_engine::{Engine, ModelSource};
 use octavo_fixtures::tiny::File;
-use octavo_server::Options;
+use octavo_server::{ModelOptions, Options};
 use serde_json::{Value, json};
 
 use crate::client::{Server, small};
 
 /// Starts a server for a small model that recommends these settings.
-fn recommending(name: &str, settings: &[(&str, f32)], options: Options) -> Server {
+fn recommending(name: &str, settings: &[(&str, f32)], model: ModelOptions) -> Server {
     let mut file = File::running("qwen3");
     for (key, value) in settings {
         file.set(&format!("general.sampling.{key}"), *value);
@@ -18,7 +18,9 @@ fn recommending(name: &str, settings: &[(&str, f32)], options: Options) -> Serve
     let name = format!("octavo-server-{name}-{}.gguf", std::process::id());
     let path = std::env::temp_dir().join(name);
     std::fs::write(&path, file.bytes()).expect("written");
-    let server = Server::of(&ModelSource::Path(path.clone()), small(), options);
+    let source = ModelSource::Path(path.clone());
+    let engine = Engine::load(&source, &small(), &mut |_| {}).expect("it loads");
+    let server = Server::with(engine, model, Options::default());
     std::fs::remove_file(path).expect("it is there");
     server
 }
@@ -47,20 +49,20 @@ fn the_options_come_before_the_model_and_the_model_before_llama_servers_defaults
         ("top_p", 1.5),
         ("penalty_repeat", 1.1),
     ];
-    let own = params(&recommending("own", &settings, Options::default()));
+    let own = params(&recommending("own", &settings, ModelOptions::default()));
     assert_eq!(own["temperature"], 0.3);
     assert_eq!(own["top_k"], 7);
     // out of range, and so ignored
     assert_eq!(own["top_p"], 0.95);
     assert_eq!(own["repeat_penalty"], 1.1);
-    let options = Options {
+    let options = ModelOptions {
         sampling: SamplerDefaults {
             temperature: Some(0.5),
             seed: Some(9),
             order: Some(vec![Stage::TopK, Stage::Temperature]),
             ..SamplerDefaults::default()
         },
-        ..Options::default()
+        ..ModelOptions::default()
     };
     let both = params(&recommending("both", &settings, options));
     assert_eq!(both["temperature"], 0.5);
@@ -104,18 +106,18 @@ fn texts(server: &Server, more: &Value) -> Vec<Value> {
 
 #[test]
 fn every_dialect_takes_the_same_defaults() {
-    let greedy = Options {
+    let greedy = ModelOptions {
         sampling: SamplerDefaults {
             temperature: Some(0.0),
             ..SamplerDefaults::default()
         },
-        ..Options::default()
+        ..ModelOptions::default()
     };
-    let server = Server::new(small(), greedy);
+    let server = Server::of_model(small(), greedy);
     let asked = texts(&server, &json!({ "temperature": 0 }));
     assert_eq!(texts(&server, &json!({})), asked);
     // a fixed seed applies to all requests without one, and a request's own overrides it
-    let seeded = Options {
+    let seeded = ModelOptions {
         sampling: SamplerDefaults {
             temperature: Some(2.0),
             top_k: Some(0),
@@ -124,9 +126,9 @@ fn every_dialect_takes_the_same_defaults() {
             seed: Some(4),
             ..SamplerDefaults::default()
         },
-        ..Options::default()
+        ..ModelOptions::default()
     };
-    let server = Server::new(small(), seeded);
+    let server = Server::of_model(small(), seeded);
     let drawn = texts(&server, &json!({}));
     assert_eq!(texts(&server, &json!({ "seed": 4 })), drawn);
     assert_ne!(texts(&server, &json!({ "seed": 5 })), drawn);

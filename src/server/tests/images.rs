@@ -9,7 +9,7 @@ use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_engine::{Engine, EngineOptions, ModelSource};
 use octavo_fixtures::shared;
 use octavo_kernels::KvType;
-use octavo_server::Options;
+use octavo_server::{ModelOptions, Options};
 use octavo_vision::pixels::{Limits, TokenLimits};
 use octavo_vision::{Encoder, EncoderCache};
 use serde_json::{Value, json};
@@ -40,10 +40,11 @@ pub(crate) fn seeing(options: Options) -> Option<Server> {
         EncoderCache::new(&engine, encoder, limits, cells).expect("made for the model");
     Some(Server::with(
         engine,
-        Options {
+        ModelOptions {
             encoder_cache: Some(Arc::new(encoder_cache)),
-            ..options
+            ..ModelOptions::default()
         },
+        options,
     ))
 }
 

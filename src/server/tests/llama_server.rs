@@ -2,7 +2,7 @@
 //! answers.
 
 use octavo_engine::Pooling;
-use octavo_server::Options;
+use octavo_server::{ModelOptions, Options};
 use serde_json::{Value, json};
 
 use crate::client::{Server, ok, small};
@@ -73,11 +73,11 @@ fn embeddings_without_a_version_are_llama_servers() {
 #[test]
 fn embeddings_are_pooled_as_the_server_was_told() {
     let started = |pooling: Pooling| {
-        let options = Options {
+        let options = ModelOptions {
             pooling: Some(pooling),
-            ..Options::default()
+            ..ModelOptions::default()
         };
-        Server::new(small(), options)
+        Server::of_model(small(), options)
     };
     let body = json!({ "input": "1+1=" });
     let with = |pooling: &str| json!({ "input": "1+1=", "pooling": pooling });
@@ -167,11 +167,11 @@ fn probabilities_may_be_those_after_sampling() {
 
 #[test]
 fn requests_without_a_limit_have_the_servers() {
-    let options = Options {
+    let options = ModelOptions {
         n_predict: Some(3),
-        ..Options::default()
+        ..ModelOptions::default()
     };
-    let server = Server::new(small(), options);
+    let server = Server::of_model(small(), options);
     let messages = json!([{ "role": "user", "content": "1+1=" }]);
     for (path, fields, name, count) in [
         (

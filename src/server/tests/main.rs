@@ -13,6 +13,7 @@ mod images;
 mod llama_server;
 mod logging;
 mod messages;
+mod models;
 mod ollama;
 mod page;
 mod page_chats;

@@ -280,13 +280,7 @@ fn thoughts_are_apart() {
 
 #[test]
 fn the_model_is_listed_and_described() {
-    let server = Server::new(
-        small(),
-        Options {
-            names: vec!["sums".to_owned(), "sums:small".to_owned()],
-            ..Options::default()
-        },
-    );
+    let server = Server::named(&["sums", "sums:small"], Options::default());
     let tags = server.get("/api/tags").json();
     let names: Vec<&Value> = (0..2).map(|i| &tags["models"][i]["name"]).collect();
     assert_eq!(names, ["sums:latest", "sums:small"]);

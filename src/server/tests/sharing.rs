@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 use octavo_engine::{BatchOptions, EngineOptions};
-use octavo_server::Options;
+use octavo_server::{ModelOptions, Options};
 use serde_json::{Value, json};
 
 use crate::client::{Server, chunk, read, small};
@@ -27,14 +27,14 @@ fn text(server: &Server, prompt: &str) -> Value {
     answer.json()["choices"][0]["text"].clone()
 }
 
-fn batch(prefill_budget: u64, prefixes: bool) -> Options {
-    Options {
+fn batch(prefill_budget: u64, prefixes: bool) -> ModelOptions {
+    ModelOptions {
         batch: BatchOptions {
             prefill_budget: Duration::from_millis(prefill_budget),
             prefixes,
-            ..Options::default().batch
+            ..ModelOptions::default().batch
         },
-        ..Options::default()
+        ..ModelOptions::default()
     }
 }
 
@@ -54,7 +54,7 @@ fn texts_are_the_same_beside_any_others_and_with_few_pages() {
             threads: Some(threads),
             ..small()
         };
-        let server = Server::new(engine, batch(prefill_budget, prefixes));
+        let server = Server::of_model(engine, batch(prefill_budget, prefixes));
         std::thread::scope(|scope| {
             let ask = |prompt: String| {
                 scope.spawn({
@@ -174,7 +174,7 @@ fn an_answer_is_in_the_cache_when_the_chat_goes_on() {
         sum.map(|(free, cached)| free + cached),
         slots["pages_total"].as_u64()
     );
-    let (expected, _, none) = chat(&Server::new(small(), batch(100, false)));
+    let (expected, _, none) = chat(&Server::of_model(small(), batch(100, false)));
     assert_eq!((texts, none), (expected, 0));
 }
 

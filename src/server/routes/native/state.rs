@@ -46,8 +46,8 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
             "vision": app.options.encoder_cache.is_some(), "audio": false, "video": false,
         },
         "media_marker": MEDIA_MARKER,
-        "limits": { "body_bytes": app.options.max_body, "images": MAX_IMAGES },
-        "endpoint_slots": app.options.slots,
+        "limits": { "body_bytes": app.server.options.max_body, "images": MAX_IMAGES },
+        "endpoint_slots": app.server.options.slots,
         "endpoint_props": false,
         "endpoint_metrics": true,
         "is_sleeping": false,
@@ -62,7 +62,7 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
 /// `/slots`: returns the slots for requests and the state of each, in llama-server's format. No
 /// texts.
 pub(crate) async fn slots(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    if !app.options.slots {
+    if !app.server.options.slots {
         let message = "this server was started without its list of slots";
         return Err(ApiError::not_supported(message));
     }

@@ -1,4 +1,5 @@
-//! `/api/tags`, `/api/ps`, `/api/show` and `/api/version`: the served model.
+//! `/api/tags`, `/api/ps`, `/api/show` and `/api/version`: the models that are
+//! served.
 
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
@@ -17,36 +18,58 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
 use crate::params;
+use crate::registry::Facts;
+use crate::server::{Server, now};
 
 /// Version of Ollama whose interface this is: clients refuse versions that lack what they use.
 const VERSION: &str = "0.12.11";
 
-/// A date after which nobody looks: models are never unloaded.
+/// Far date: models without a time limit are not unloaded by themselves.
 const NEVER: &str = "2318-01-01T00:00:00Z";
 
 /// `/api/version`.
-pub(crate) async fn version(_: Arc<App>) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn version(_: Arc<Server>) -> Result<Response<Body>, ApiError> {
     let server = crate::FINGERPRINT;
     Ok(json_response(
         &json!({ "version": VERSION, "server": server }),
     ))
 }
 
-/// `/api/tags`: lists the model under each of its names.
-pub(crate) async fn tags(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    let models = app.options.names.iter().map(|name| listed(&app, name));
+/// `/api/tags`: lists the models, each under all of its names.
+pub(crate) async fn tags(server: Arc<Server>) -> Result<Response<Body>, ApiError> {
+    let facts = server.facts().await?;
+    let entries = server.registry.entries.iter().zip(&facts);
+    let models = entries.flat_map(|(entry, facts)| {
+        let names = entry.names.iter();
+        names.map(|name| listed(&server, name, facts))
+    });
     Ok(json_response(
         &json!({ "models": models.collect::<Vec<_>>() }),
     ))
 }
 
-/// `/api/ps`: lists the model as loaded.
-pub(crate) async fn loaded(app: Arc<App>) -> Result<Response<Body>, ApiError> {
-    let mut model = listed(&app, app.name());
-    model["expires_at"] = json!(NEVER);
-    model["size_vram"] = json!(0);
-    model["context_length"] = json!(app.n_ctx());
-    Ok(json_response(&json!({ "models": [model] })))
+/// `/api/ps`: lists the loaded models.
+pub(crate) async fn loaded(server: Arc<Server>) -> Result<Response<Body>, ApiError> {
+    let facts = server.facts().await?;
+    let states = server.registry.status(|model| model.n_ctx());
+    let mut models = Vec::new();
+    for ((entry, facts), state) in server.registry.entries.iter().zip(&facts).zip(states) {
+        let Some(n_ctx) = state.loaded else {
+            continue;
+        };
+        let mut model = listed(&server, entry.name(), facts);
+        let idle = server.registry.limits.idle.filter(|_| !state.is_fixed);
+        model["expires_at"] = match idle {
+            Some(idle) => json!(date(
+                now() + idle.saturating_sub(state.last_used.elapsed()).as_secs()
+            )),
+            None => json!(NEVER),
+        };
+        model["size_vram"] = json!(0);
+        model["context_length"] = json!(n_ctx);
+        models.push(model);
+    }
+    Ok(json_response(&json!({ "models": models })))
 }
 
 /// `/api/show`: describes the model.
@@ -62,7 +85,7 @@ pub(crate) async fn show(
         None => fields.need("model", fields.str("name")?)?,
     };
     let name = untagged(&app, name);
-    if !app.options.names.iter().any(|own| own == name) {
+    if !app.names.iter().any(|own| own == name) {
         return Err(ApiError::no_model(name));
     }
     let verbose = fields.bool("verbose")?.unwrap_or(false);
@@ -71,65 +94,48 @@ pub(crate) async fn show(
         "modelfile": format!("FROM {name}\n"),
         "parameters": parameters(&app),
         "template": template.unwrap_or_default(),
-        "details": details(&app),
+        "details": details(&Facts::of(app.engine.gguf())),
         "model_info": metadata(app.engine.gguf(), verbose),
         "capabilities": capabilities(&app),
-        "modified_at": modified(&app),
+        "modified_at": date(app.server.created),
     })))
 }
 
-fn listed(app: &App, name: &str) -> Value {
-    let size = app.engine.gguf().file_bytes();
+fn listed(server: &Server, name: &str, facts: &Facts) -> Value {
     let mut hash = Sha256::new();
     hash.update(name);
-    hash.update(size.to_le_bytes());
+    hash.update(facts.bytes.to_le_bytes());
     let digest = hash.finalize();
     json!({
         "name": tagged(name),
         "model": tagged(name),
-        "modified_at": modified(app),
-        "size": size,
+        "modified_at": date(server.created),
+        "size": facts.bytes,
         // an id of the entry: reading the whole file for its hash would take long
         "digest": digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>(),
-        "details": details(app),
+        "details": details(facts),
     })
 }
 
-fn modified(app: &App) -> String {
-    let time = UNIX_EPOCH + Duration::from_secs(app.created);
+/// Formats a time in seconds since 1970.
+fn date(seconds: u64) -> String {
+    let time = UNIX_EPOCH + Duration::from_secs(seconds);
     humantime::format_rfc3339_seconds(time).to_string()
 }
 
-fn details(app: &App) -> Value {
-    let family = app.engine.hparams().arch.name();
-    let tensors = app.engine.gguf().tensors();
-    let parameters: u64 = tensors.iter().map(|tensor| tensor.n_elements()).sum();
-    let size = match parameters as f64 {
+fn details(facts: &Facts) -> Value {
+    let size = match facts.parameters as f64 {
         n if n >= 1e9 => format!("{:.1}B", n / 1e9),
         n => format!("{:.2}M", n / 1e6),
     };
     json!({
         "parent_model": "",
         "format": "gguf",
-        "family": family,
-        "families": [family],
+        "family": facts.family,
+        "families": [facts.family],
         "parameter_size": size,
-        "quantization_level": most_common_type(app),
+        "quantization_level": facts.quantization,
     })
-}
-
-/// Returns the type of most of the weights.
-fn most_common_type(app: &App) -> &'static str {
-    let mut sizes: Vec<(&'static str, u64)> = Vec::new();
-    for tensor in app.engine.gguf().tensors() {
-        let name = tensor.ty.name();
-        match sizes.iter_mut().find(|(own, _)| *own == name) {
-            Some((_, size)) => *size += tensor.n_elements(),
-            None => sizes.push((name, tensor.n_elements())),
-        }
-    }
-    let most = sizes.into_iter().max_by_key(|(_, size)| *size);
-    most.map_or("", |(name, _)| name)
 }
 
 /// Returns the default sampling settings as lines of a Modelfile.

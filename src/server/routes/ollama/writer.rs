@@ -265,8 +265,8 @@ fn object(form: Form, model: &str, text: &str, done: bool) -> Value {
 }
 
 /// Returns the answer to a request that only loads the model.
-pub(super) fn loaded(form: Form, model: &str) -> Value {
+pub(super) fn loaded(form: Form, model: &str, is_unloaded: bool) -> Value {
     let mut object = object(form, model, "", true);
-    object["done_reason"] = json!("load");
+    object["done_reason"] = json!(if is_unloaded { "unload" } else { "load" });
     object
 }

@@ -32,9 +32,9 @@ pub(super) fn begin(
                     break;
                 }
             }
-            app.responses.finish(&id, &writer.whole());
+            app.server.responses.finish(&id, &writer.whole());
         }
     });
-    app.responses.runs(&id, task.abort_handle());
+    app.server.responses.runs(&id, task.abort_handle());
     Ok(json_response(&response))
 }

@@ -6,34 +6,37 @@ use axum::body::Body;
 use axum::http::Response;
 use serde_json::{Value, json};
 
-use crate::app::App;
 use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::http::json_response;
+use crate::server::Server;
 use crate::stored::Stored;
 
 /// Returns a stored response of this caller.
-fn stored(app: &App, caller: &Caller, id: &str) -> Result<Stored, ApiError> {
-    let found = app.responses.get(id, caller.salt());
+fn stored(server: &Server, caller: &Caller, id: &str) -> Result<Stored, ApiError> {
+    let found = server.responses.get(id, caller.salt());
     found.ok_or_else(|| ApiError::not_found("there is no such response: it may be forgotten"))
 }
 
 /// Returns the response.
 pub(crate) async fn get(
-    app: Arc<App>,
+    server: Arc<Server>,
     caller: Caller,
     id: String,
 ) -> Result<Response<Body>, ApiError> {
-    Ok(json_response(&stored(&app, &caller, &id)?.response()))
+    Ok(json_response(&stored(&server, &caller, &id)?.response()))
 }
 
 /// Lists the items before the answer, the last one first.
 pub(crate) async fn input_items(
-    app: Arc<App>,
+    server: Arc<Server>,
     caller: Caller,
     id: String,
 ) -> Result<Response<Body>, ApiError> {
-    let items = stored(&app, &caller, &id)?.input().into_iter().enumerate();
+    let items = stored(&server, &caller, &id)?
+        .input()
+        .into_iter()
+        .enumerate();
     let identified = items.rev().map(|(i, mut item)| {
         if item["id"].is_null() && item.is_object() {
             item["id"] = json!(format!("item_{i}"));
@@ -53,17 +56,17 @@ pub(crate) async fn input_items(
 
 /// Stops the work on a response that runs in the background.
 pub(crate) async fn cancel(
-    app: Arc<App>,
+    server: Arc<Server>,
     caller: Caller,
     id: String,
 ) -> Result<Response<Body>, ApiError> {
-    let stored = stored(&app, &caller, &id)?;
+    let stored = stored(&server, &caller, &id)?;
     let mut response = stored.response();
     if let Some(work) = stored.work {
         work.abort();
         response["status"] = json!("cancelled");
         // the work may have ended just before
-        if let Some(stored) = app.responses.finish(&id, &response) {
+        if let Some(stored) = server.responses.finish(&id, &response) {
             response = stored;
         }
     } else if response["background"] != true {
@@ -75,11 +78,11 @@ pub(crate) async fn cancel(
 
 /// Forgets a response.
 pub(crate) async fn delete(
-    app: Arc<App>,
+    server: Arc<Server>,
     caller: Caller,
     id: String,
 ) -> Result<Response<Body>, ApiError> {
-    if !app.responses.remove(&id, caller.salt()) {
+    if !server.responses.remove(&id, caller.salt()) {
         return Err(ApiError::not_found("there is no such response"));
     }
     Ok(json_response(

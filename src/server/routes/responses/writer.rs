@@ -8,11 +8,12 @@ use octavo_text::chat::answer::{AnswerParser, Piece};
 use serde_json::{Value, json};
 
 use super::EchoedFields;
-use crate::app::{App, now};
+use crate::app::App;
 use crate::error::ApiError;
 use crate::progress::Progress;
 use crate::routes::chat::Style;
 use crate::routes::converted::AnswerWriter;
+use crate::server::now;
 use crate::sse::Message;
 use crate::stored::Stored;
 use crate::wire::timings;
@@ -169,7 +170,10 @@ impl ResponseWriter {
     /// Stores the response, if the client wants that.
     fn keep(&mut self, response: &Value) {
         if let Some(kept) = self.kept.take() {
-            self.app.responses.insert(&self.id, kept.with(response));
+            self.app
+                .server
+                .responses
+                .insert(&self.id, kept.with(response));
         }
     }
 
@@ -178,7 +182,7 @@ impl ResponseWriter {
         let response = self.response("in_progress");
         if let Some(kept) = &self.kept {
             let stored = kept.clone().with(&response);
-            self.app.responses.insert(&self.id, stored);
+            self.app.server.responses.insert(&self.id, stored);
         }
         // events end with the work, which stores the response itself
         self.kept = None;
