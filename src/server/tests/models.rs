@@ -1,6 +1,7 @@
 //! Several models in one server: loaded on request within a budget of memory, drained before they
 //! are unloaded, under their names in every interface.
 
+mod page;
 mod support;
 
 use std::sync::Arc;
@@ -151,10 +152,10 @@ fn a_client_that_goes_does_not_stop_the_load_for_others() {
     model.set_open(true);
     assert_eq!(read(stays).status, 200);
     assert_eq!(model.loads.load(Ordering::SeqCst), 1);
-    // a load ends as well after its only client has gone, and the model is there
+    // a load that has begun ends as well after its only client has gone, and the model is there
     other.set_open(false);
     let gone = send(&server, COMPLETIONS, &asks("b"));
-    wait_for(&server, "b", "loading");
+    other.wait_for_load();
     drop(gone);
     other.set_open(true);
     wait_for(&server, "b", "loaded");

@@ -46,6 +46,18 @@ impl TestLoader {
         self.gate.1.notify_all();
     }
 
+    /// Waits until a load has begun.
+    pub(super) fn wait_for_load(&self) {
+        let start = Instant::now();
+        while self.loads.load(Ordering::SeqCst) == 0 {
+            assert!(
+                start.elapsed() < Duration::from_secs(30),
+                "nothing is loaded"
+            );
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     pub(super) fn engine(&self) -> Engine {
         let options = EngineOptions {
             threads: Some(2),
