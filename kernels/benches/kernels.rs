@@ -457,9 +457,6 @@ fn elementwise(bench: &mut Bench<'_>) {
             embedding_input_width: 0,
             on_host: vec![],
         };
-        if !bench.selects(&[name.to_string()]) {
-            continue;
-        }
         let pool = Pool::new(bench.threads).expect("threads");
         let executor = Executor::new(bench.isa, program, Vec::new(), pool);
         let bytes = (16 * moved * TOKENS * n * 4) as u64;

@@ -313,17 +313,16 @@ impl Arch {
     pub fn of_file(gguf: &Gguf) -> Result<Arch, Error> {
         const KEY: &str = "general.architecture";
         let file = || gguf.name().to_owned();
-        let supported = || ALL.map(Arch::name).join(", ");
         match gguf.get(KEY) {
             Some(Value::Str(s)) => ALL
                 .into_iter()
                 .find(|a| a.name().as_bytes() == s)
                 .ok_or_else(|| {
-                    let got = String::from_utf8_lossy(s).chars().take(60).collect();
+                    let got: String = String::from_utf8_lossy(s).chars().take(60).collect();
                     Error::UnknownArchitecture {
                         file: file(),
+                        supported: supported_like(&got),
                         got,
-                        supported: supported(),
                     }
                 }),
             Some(v) => Err(Error::BadValue {
@@ -333,7 +332,7 @@ impl Arch {
                 got: show(&v),
             }),
             None => {
-                let expected = format!("one of {}", supported());
+                let expected = format!("an architecture: {}", supported_like(""));
                 Err(Error::MissingKey {
                     file: file(),
                     key: KEY.to_owned(),
@@ -342,6 +341,19 @@ impl Arch {
             }
         }
     }
+}
+
+/// Names the supported architectures that begin as `name` does, or else well-known ones, and counts
+/// the others.
+fn supported_like(name: &str) -> String {
+    let start: String = name.chars().take(3).collect();
+    let is_like = |known: &&str| start.chars().count() == 3 && known.starts_with(&start);
+    let mut shown: Vec<&str> = ALL.iter().map(|arch| arch.name()).filter(is_like).collect();
+    if shown.is_empty() {
+        shown = vec!["llama", "qwen3", "gemma3", "deepseek2"];
+    }
+    shown.truncate(12);
+    format!("{} and {} more", shown.join(", "), ALL.len() - shown.len())
 }
 
 /// Builds the forward pass of a bound model; `rows` selects those that the final norm is of.

@@ -57,9 +57,9 @@ const RMS_EPSILON: &str = "attention.layer_norm_rms_epsilon";
 pub(crate) const LAYER_EPSILON: &str = "attention.layer_norm_epsilon";
 /// Key of [`Hparams::n_deepstack`].
 pub(crate) const DEEPSTACK: &str = "n_deepstack_layers";
-/// Minimum number of tensors in any architecture's layer (fused QKV): bounds the layer count by the
-/// tensor count.
-const MIN_TENSORS_PER_LAYER: usize = 6;
+/// Minimum number of tensors in any architecture's layer (Nemotron H's norm, up and down): bounds
+/// the layer count by the tensor count.
+const MIN_TENSORS_PER_LAYER: usize = 3;
 
 /// A model's hyperparameters, validated.
 #[derive(Clone, Debug)]
@@ -178,13 +178,8 @@ impl Hparams {
         }
         check_layers(&k, n_layer.value, gguf.tensors().len())?;
         let Layers { layers, latent } = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
-        let epsilon = match spec.norm {
-            Norm::Rms if !spec.reads.contains(&LAYER_EPSILON) => RMS_EPSILON,
-            Norm::Rms if k.get(RMS_EPSILON).is_some() => RMS_EPSILON,
-            Norm::Rms | Norm::Layer => LAYER_EPSILON,
-        };
         // an epsilon of 1 would make every norm return almost nothing: no model is trained so
-        let norm_eps = k.positive(epsilon, 1.0, None)?;
+        let norm_eps = k.positive(epsilon_key(&k, spec), 1.0, None)?;
         let rope = match layers.iter().find(|layer| layer.attends()) {
             Some(layer) if spec.rotates => {
                 let head_dim = latent.map_or(layer.head_dim, |latent| latent.rotated);
@@ -377,6 +372,15 @@ impl Hparams {
         let all = self.layers[..first].iter().enumerate();
         all.filter(|(l, layer)| layer.attends() && layer.kv_layer == *l)
             .map(|(_, layer)| layer)
+    }
+}
+
+/// Returns the key of the epsilon of norms.
+fn epsilon_key(k: &Keys<'_>, spec: &Spec) -> &'static str {
+    match spec.norm {
+        Norm::Rms if !spec.reads.contains(&LAYER_EPSILON) => RMS_EPSILON,
+        Norm::Rms if k.get(RMS_EPSILON).is_some() => RMS_EPSILON,
+        Norm::Rms | Norm::Layer => LAYER_EPSILON,
     }
 }
 

@@ -96,15 +96,8 @@ pub(super) fn read(
         Some(context),
     )?;
     let attn_factor = k.positive("rope.scaling.attn_factor", f32::INFINITY, Some(1.0))?;
-    let mut beta = |key: &str, usual: f32| {
-        if spec.ignores_yarn_betas {
-            k.warn_of_unheard(key, &[usual.into()]);
-            return Ok(Sourced::default(usual));
-        }
-        k.positive(key, f32::INFINITY, Some(usual))
-    };
-    let beta_fast = beta("rope.scaling.yarn_beta_fast", 32.0)?;
-    let beta_slow = beta("rope.scaling.yarn_beta_slow", 1.0)?;
+    let beta_fast = yarn_beta(k, spec, "rope.scaling.yarn_beta_fast", 32.0)?;
+    let beta_slow = yarn_beta(k, spec, "rope.scaling.yarn_beta_slow", 1.0)?;
     if scaling.value == ScalingKind::Yarn {
         // the ramp's ends are logarithms to this base
         if freq_base.value <= 1.0 {
@@ -146,6 +139,15 @@ pub(super) fn read(
         axes,
         pairing: spec.pairing,
     })
+}
+
+/// Reads an end of YaRN's ramp.
+fn yarn_beta(k: &mut Keys<'_>, spec: &Spec, key: &str, usual: f32) -> Result<Sourced<f32>, Error> {
+    if spec.ignores_yarn_betas {
+        k.warn_of_unheard(key, &[usual.into()]);
+        return Ok(Sourced::default(usual));
+    }
+    k.positive(key, f32::INFINITY, Some(usual))
 }
 
 /// Returns a placeholder for models without RoPE; reads no key.

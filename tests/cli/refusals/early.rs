@@ -62,6 +62,11 @@ fn files_of_options_are_looked_for_before_the_model() {
                     args.retain(|arg| *arg != "Q8_0");
                     &["awq"]
                 }
+                // the one model would conflict with several
+                "--models" => {
+                    args.remove(1);
+                    &[]
+                }
                 // another text would conflict with it
                 "--file" => {
                     args.truncate(2);

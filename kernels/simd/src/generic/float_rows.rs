@@ -88,15 +88,14 @@ unsafe fn multiply<S: Simd, E: Float, const N: usize>(
         }
         for i in whole..k {
             for (sums, x) in sums.iter_mut().zip(x) {
-                for n in 0..N {
-                    let w = E::load::<S>(strips[n].add(i * row));
-                    sums[n][i % SUMS] = S::fma(w, S::set1(x.add(i).read()), sums[n][i % SUMS]);
+                for (sums, strip) in sums.iter_mut().zip(strips) {
+                    let w = E::load::<S>(strip.add(i * row));
+                    sums[i % SUMS] = S::fma(w, S::set1(x.add(i).read()), sums[i % SUMS]);
                 }
             }
         }
         for (t, sums) in sums.iter().enumerate().take(x.len()) {
-            for n in 0..N {
-                let [a, b, c, d] = sums[n];
+            for (n, &[a, b, c, d]) in sums.iter().enumerate() {
                 let sum = S::add(S::add(a, c), S::add(b, d));
                 S::store(out.0.add(t * out.1 + n * S::R), sum);
             }

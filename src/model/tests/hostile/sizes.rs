@@ -17,8 +17,8 @@ const LAYERS: &[Row] = &[
     ),
     (
         "more layers than tensors",
-        |f| f.set("block_count", Val::U32(4)),
-        &["llama.block_count", "21 tensors", "got 4"],
+        |f| f.set("block_count", Val::U32(8)),
+        &["llama.block_count", "21 tensors", "got 8"],
     ),
     (
         "one layer too few",

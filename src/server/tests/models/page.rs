@@ -28,7 +28,10 @@ fn the_page_lets_its_user_choose() {
         "const list = document.querySelector('#models'); list.value = 'b'; \
          list.dispatchEvent(new Event('change'));",
     );
-    browser.wait("return state.model === 'b' && document.title.includes('b ·');");
+    browser.wait(
+        "return state.model === 'b' \
+         && document.querySelector('#greeting').innerText === 'Chat with b';",
+    );
     browser.write("#input", &format!("1+1={ENTER}"));
     browser.wait("return state.messages.at(-1)?.role === 'assistant' && !state.run;");
     assert_eq!(states(&server)["b"], "loaded");
