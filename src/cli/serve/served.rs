@@ -91,7 +91,7 @@ struct SchedulingArgs {
     reuse_generated: bool,
 }
 
-/// What the models of a server share.
+/// Settings and resources that all models of a server share.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     /// Threads of the first model on the CPU, and their number: the steps of several models take

@@ -38,6 +38,5 @@ fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
         n_ff: DefaultWidth::Required,
         ..MIXTURE
     };
-    hparams::experts_after_dense(k, h, rules)?;
-    Ok(())
+    hparams::experts_after_dense(k, h, rules)
 }

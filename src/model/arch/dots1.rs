@@ -1,26 +1,14 @@
 //! dots.llm1: Qwen 3's attention, then experts and shared ones in all but the first layers.
 
-use super::{Binder, DECODER, Error, Layer, Spec, experts_after_dense, with_head_norms};
-use crate::hparams::{self, DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, RouterKeys};
+use super::{DECODER, Spec, qk_normed_experts_after_dense};
+use crate::hparams::{EXPERT_KEYS, STATED, experts_after_dense};
 
 pub(super) const SPEC: Spec = Spec {
     name: "dots1",
     full_rotary: true,
     attn_out: None,
     reads: &EXPERT_KEYS,
-    read_hparams: |k, h| hparams::experts_after_dense(k, h, RULES),
-    layer,
+    read_hparams: |k, h| experts_after_dense(k, h, STATED),
+    layer: qk_normed_experts_after_dense,
     ..DECODER
 };
-
-const RULES: ExpertRules = ExpertRules {
-    router_keys: RouterKeys::RequiredGatingAndScale,
-    normalized: None,
-    n_ff: DefaultWidth::Required,
-    ..MIXTURE
-};
-
-fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    let layer = experts_after_dense(b, l)?;
-    with_head_norms(b, l, layer)
-}

@@ -1,10 +1,9 @@
 //! K-EXAONE: sliding windows, and RoPE only in the layers with one; norms of query and key heads;
 //! experts and a shared one in all but the first layers.
 
-use super::{Binder, DECODER, Error, Hparams, Keys, Layer, Spec};
-use super::{experts_after_dense, with_head_norms};
-use crate::hparams::{self, DefaultWidth, ExpertRules, MIXTURE, RouterKeys, SharedWidth};
-use crate::hparams::{only_windows_turn, required_windows};
+use super::{DECODER, Error, Hparams, Keys, Spec, qk_normed_experts_after_dense};
+use crate::hparams::{ExpertRules, STATED, SharedWidth};
+use crate::hparams::{experts_after_dense, only_windows_turn, required_windows};
 
 pub(super) const SPEC: Spec = Spec {
     name: "exaone-moe",
@@ -17,7 +16,7 @@ pub(super) const SPEC: Spec = Spec {
     ],
     read_hparams,
     bind_embeddings_and_head: |b| b.bind_embeddings_and_head_with_rope_freqs(),
-    layer,
+    layer: qk_normed_experts_after_dense,
     ..DECODER
 };
 
@@ -25,16 +24,8 @@ fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     required_windows(k, h, 4)?;
     only_windows_turn(k, h);
     let rules = ExpertRules {
-        router_keys: RouterKeys::RequiredGatingAndScale,
-        normalized: None,
-        n_ff: DefaultWidth::Required,
         shared: SharedWidth::LikeExpert,
-        ..MIXTURE
+        ..STATED
     };
-    hparams::experts_after_dense(k, h, rules)
-}
-
-fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    let layer = experts_after_dense(b, l)?;
-    with_head_norms(b, l, layer)
+    experts_after_dense(k, h, rules)
 }

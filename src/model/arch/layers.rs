@@ -48,6 +48,12 @@ pub(super) fn experts_after_dense(b: &mut Binder<'_>, l: usize) -> Result<Layer,
     pre_norm_layer(b, l, |b| dense_or_experts(b, l))
 }
 
+/// Binds such a layer with a norm of each query and key head.
+pub(super) fn qk_normed_experts_after_dense(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    let layer = experts_after_dense(b, l)?;
+    with_head_norms(b, l, layer)
+}
+
 /// Binds the dense feed-forward block of one of the first layers, or experts.
 fn dense_or_experts(b: &mut Binder<'_>, l: usize) -> Result<Ffn, Error> {
     if l < b.h.leading_dense {

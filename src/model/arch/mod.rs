@@ -85,8 +85,9 @@ use super::weights::{Attention, Binder, EmbeddingsAndHead, Ffn, Layer, NormWeigh
 use crate::error::Error;
 use layers::{
     NUMBERED_POST_NORMS, POST_NORMS, PostNorms, bare_layer, biased_layer, dense_layer,
-    expert_layer, experts_after_dense, pre_norm_layer, pre_norm_layer_with, qk_normed_layer,
-    with_head_norms, with_output_bias, with_post_norms, with_qk_norms, with_whole_norms,
+    expert_layer, experts_after_dense, pre_norm_layer, pre_norm_layer_with,
+    qk_normed_experts_after_dense, qk_normed_layer, with_head_norms, with_output_bias,
+    with_post_norms, with_qk_norms, with_whole_norms,
 };
 use octavo_kernels::{KeyHeads, Pairing};
 

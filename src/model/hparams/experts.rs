@@ -127,6 +127,14 @@ pub(crate) const MIXTURE: ExpertRules = ExpertRules {
     latent: false,
 };
 
+/// Mixtures whose files must state how the router weighs experts, and how wide they are.
+pub(crate) const STATED: ExpertRules = ExpertRules {
+    router_keys: RouterKeys::RequiredGatingAndScale,
+    normalized: None,
+    n_ff: DefaultWidth::Required,
+    ..MIXTURE
+};
+
 /// Keys [`experts`] reads, among those refused by default.
 pub(crate) const EXPERT_KEYS: [&str; 2] = ["expert_count", "expert_used_count"];
 

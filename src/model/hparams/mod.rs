@@ -26,8 +26,8 @@ use crate::keys::{Entry, Keys, Source, Sourced, show};
 use layers::Layers;
 
 pub(crate) use experts::{
-    DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, PREDICTION_LAYERS, RouterKeys, SharedWidth,
-    experts, experts_after_dense, experts_if_any,
+    DefaultWidth, EXPERT_KEYS, ExpertRules, MIXTURE, PREDICTION_LAYERS, RouterKeys, STATED,
+    SharedWidth, experts, experts_after_dense, experts_if_any,
 };
 pub use experts::{Experts, Gating};
 pub use latent::LatentHparams;

@@ -33,9 +33,7 @@ pub(crate) fn windows(
     if k.get(WINDOW).is_none() && default.is_none() {
         return Ok(false);
     }
-    let window = k.count(WINDOW, RANGE, default)?.value;
-    let has = pattern(k, h.n_layer(), period, Dense::Last)?;
-    Ok(give(h, window, &has))
+    stated(k, h, default, (period, Dense::Last))
 }
 
 /// Does the same for files that must state a window size.
@@ -44,9 +42,7 @@ pub(crate) fn required_windows(
     h: &mut Hparams,
     period: usize,
 ) -> Result<bool, Error> {
-    let window = k.count(WINDOW, RANGE, None)?.value;
-    let has = pattern(k, h.n_layer(), period, Dense::Last)?;
-    Ok(give(h, window, &has))
+    stated(k, h, None, (period, Dense::Last))
 }
 
 /// Does the same, but of each period the first layer has no window.
@@ -58,8 +54,18 @@ pub(crate) fn windows_after_dense(
     if no_window(k) {
         return Ok(false);
     }
-    let window = k.count(WINDOW, RANGE, None)?.value;
-    let has = pattern(k, h.n_layer(), period, Dense::First)?;
+    stated(k, h, None, (period, Dense::First))
+}
+
+/// Reads the window size, and gives it to the layers that the file or the period marks.
+fn stated(
+    k: &mut Keys<'_>,
+    h: &mut Hparams,
+    default: Option<usize>,
+    (period, dense): (usize, Dense),
+) -> Result<bool, Error> {
+    let window = k.count(WINDOW, RANGE, default)?.value;
+    let has = pattern(k, h.n_layer(), period, dense)?;
     Ok(give(h, window, &has))
 }
 
