@@ -103,10 +103,10 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     options.sampler = args.generate.sampler_for(&engine)?;
     let template = template(&engine, &args.template)?;
     let encoder_cache = args.mmproj.load(&args.model, &engine, &args.compute)?;
+    let constraints = Constraints::new(&engine, rule, args.template.reasoning_budget());
     let talk = Conversation {
         encoder_cache: encoder_cache.as_ref(),
-        constraints: rule.map(|rule| Constraints::new(&engine, rule)),
-        ..Conversation::new(&engine, &template, system.as_deref(), options)
+        ..Conversation::new(&engine, &template, system.as_deref(), options, constraints)
     };
     converse(talk, input)
 }
@@ -121,6 +121,7 @@ pub(super) fn open(
     options: GenerationParams,
 ) -> Result<Exit, Failure> {
     let input = Input::new(false)?;
+    let budget = template.reasoning_budget();
     signal::install()?;
     let engine = load::engine_with_draft(model, compute.options()?, speculative, None)?;
     let Some(template) = template.load(&engine)? else {
@@ -130,7 +131,13 @@ pub(super) fn open(
         )));
     };
     converse(
-        Conversation::new(&engine, &template, system, options),
+        Conversation::new(
+            &engine,
+            &template,
+            system,
+            options,
+            Constraints::new(&engine, None, budget),
+        ),
         input,
     )
 }
@@ -191,7 +198,7 @@ struct Conversation<'e> {
     messages: Vec<Message>,
     options: GenerationParams,
     last: Option<String>,
-    constraints: Option<Constraints>,
+    constraints: Constraints,
     encoder_cache: Option<&'e EncoderCache>,
     /// Marker that stands for images in messages.
     marker: String,
@@ -207,6 +214,7 @@ impl<'e> Conversation<'e> {
         template: &'e ChatTemplate,
         system: Option<&str>,
         options: GenerationParams,
+        constraints: Constraints,
     ) -> Conversation<'e> {
         let system: Vec<Message> = system
             .into_iter()
@@ -220,7 +228,7 @@ impl<'e> Conversation<'e> {
             system,
             options,
             last: None,
-            constraints: None,
+            constraints,
             encoder_cache: None,
             marker: private_marker(),
             images: Vec::new(),
@@ -296,10 +304,8 @@ impl<'e> Conversation<'e> {
             [] => chat::encode(tokenizer, &rendered)?,
             all => tokens(tokenizer, rendered.as_bytes(), &self.marker, all)?,
         };
-        let constraint = match &self.constraints {
-            Some(all) => all.make(Reasoning::of(self.template.source(), &rendered))?,
-            None => None,
-        };
+        let reasoning = Reasoning::of(self.template.source(), &rendered);
+        let constraint = self.constraints.make(reasoning)?;
         let parser = reply::parser(self.template.source(), &rendered);
         self.options.show_special = parser.has_control_words(tokenizer);
         let generating = Generating::begin();

@@ -32,6 +32,7 @@ use prepared::Prompts;
 #[derive(Debug, Args)]
 #[command(mut_arg("chat_template", |a| a.requires("chat")))]
 #[command(mut_arg("chat_template_kwargs", |a| a.requires("chat")))]
+#[command(mut_arg("reasoning_budget", |a| a.requires("chat")))]
 #[command(mut_arg("reasoning", |a| a.requires("chat")))]
 #[command(mut_arg("escape", |a| a.help(
     "Process the escapes \\n, \\r, \\t, \\\", \\', \\\\ and \\xHH in TEXT and --stop",

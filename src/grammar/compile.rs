@@ -8,6 +8,7 @@ use llguidance::api::TopLevelGrammar;
 use octavo_engine::Engine;
 use octavo_engine::sample::Constraint;
 
+use crate::budget::Budgeted;
 use crate::call;
 use crate::constraint::Restriction;
 use crate::deferred::Deferred;
@@ -95,6 +96,17 @@ impl Compiler {
     }
 
     fn compile_here(&self, demand: &Demand) -> Result<Compiled, Error> {
+        let compiled = match demand.text.is_none() && demand.calls.is_none() {
+            true => Compiled::default(),
+            false => self.compile_rules(demand)?,
+        };
+        Ok(Compiled {
+            constraint: Budgeted::around(compiled.constraint, &self.engine, &demand.reasoning)?,
+            ..compiled
+        })
+    }
+
+    fn compile_rules(&self, demand: &Demand) -> Result<Compiled, Error> {
         let vocabulary = self
             .vocabulary
             .get_or_init(|| Vocabulary::new(&self.engine));

@@ -2,6 +2,7 @@
 //! describes the allowed answers; a [`Compiler`] compiles it to a token constraint for one
 //! vocabulary, with time and memory bounded for any demand.
 
+mod budget;
 mod built;
 mod call;
 mod compile;
@@ -18,6 +19,7 @@ mod rule;
 mod schema;
 mod vocabulary;
 
+pub use budget::ReasoningBudget;
 pub use call::tool_name;
 pub use compile::{Compiled, Compiler};
 pub use error::Error;

@@ -2,9 +2,13 @@
 
 use octavo_text::chat::answer::{CallFormat, Thoughts};
 
+use crate::budget::ReasoningBudget;
+
 /// The form of reasoning allowed before a constrained answer. By default there is none.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reasoning {
+    /// Text that opens what is reasoning alone, not a remark before a call.
+    pub(crate) open: String,
     /// Texts that open reasoning at the beginning of an answer.
     pub(crate) opens: Vec<String>,
     /// Text that closes it.
@@ -17,6 +21,8 @@ pub struct Reasoning {
     pub(crate) leads: Vec<String>,
     /// The same for calls.
     pub(crate) call_leads: Vec<String>,
+    /// Limit of its length.
+    pub(crate) budget: ReasoningBudget,
 }
 
 impl Reasoning {
@@ -38,6 +44,7 @@ impl Reasoning {
         if prompt.ends_with(thoughts.close) || is_begun {
             return reasoning;
         }
+        reasoning.open = thoughts.open.to_owned();
         reasoning.close = thoughts.close.to_owned();
         reasoning.opens = vec![thoughts.open.to_owned()];
         reasoning.is_open = prompt.ends_with(thoughts.open.trim_end());
@@ -50,6 +57,18 @@ impl Reasoning {
     pub fn in_thought(mut self) -> Reasoning {
         self.is_open = !self.close.is_empty();
         self
+    }
+
+    /// Limits its length.
+    #[must_use]
+    pub fn within(mut self, budget: ReasoningBudget) -> Reasoning {
+        self.budget = budget;
+        self
+    }
+
+    /// Returns whether there is reasoning whose length is limited.
+    pub fn is_limited(&self) -> bool {
+        self.budget.tokens.is_some() && self.is_possible()
     }
 
     /// Returns gpt-oss's form, messages on channels: reasoning on one, remarks before calls on
@@ -66,12 +85,14 @@ impl Reasoning {
             "<|channel|>final <|constrain|>json<|message|>",
         ];
         Reasoning {
+            open: opens[0].to_owned(),
             opens: opens.into_iter().flat_map(both).collect(),
             close: "<|end|>".to_owned(),
             is_open: false,
             repeats: true,
             leads: leads.into_iter().flat_map(both).collect(),
             call_leads: vec![String::new(), NEXT.to_owned()],
+            budget: ReasoningBudget::default(),
         }
     }
 

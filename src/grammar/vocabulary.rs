@@ -155,7 +155,8 @@ impl Vocabulary {
 /// Function that returns tokens spelling the given bytes.
 pub(crate) type Speller = Box<dyn Fn(&[u8]) -> Vec<u32> + Send + Sync>;
 
-fn text(tokenizer: &Tokenizer, id: u32) -> &[u8] {
+/// Returns the text of a token, also of a control token.
+pub(crate) fn text(tokenizer: &Tokenizer, id: u32) -> &[u8] {
     match tokenizer.is_special(id) {
         true => tokenizer.token_text(id),
         false => Pieces::piece(tokenizer, id),

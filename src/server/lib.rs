@@ -36,6 +36,7 @@ use std::time::Duration;
 use octavo_engine::Lookup;
 use octavo_engine::sample::SamplerDefaults;
 use octavo_engine::{BatchOptions, Pooling};
+use octavo_grammar::ReasoningBudget;
 use octavo_text::chat::ChatTemplate;
 use octavo_vision::EncoderCache;
 use tokio::sync::watch;
@@ -133,6 +134,8 @@ pub struct ModelOptions {
     pub draft_max: Option<usize>,
     /// Most tokens of requests that give no limit; the interface's own default if not given.
     pub n_predict: Option<usize>,
+    /// Limit of the reasoning of requests that give none.
+    pub reasoning_budget: ReasoningBudget,
     /// Sampling settings of requests that do not give them; unset ones are the model's own, or
     /// llama-server's.
     pub sampling: SamplerDefaults,
@@ -155,6 +158,7 @@ impl Default for ModelOptions {
             lookup: Lookup::Auto,
             draft_max: None,
             n_predict: None,
+            reasoning_budget: ReasoningBudget::default(),
             sampling: SamplerDefaults::default(),
             encoder_cache: None,
             pooling: None,

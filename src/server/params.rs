@@ -39,7 +39,7 @@ const WITHOUT_EFFECT: [(&str, f64); 10] = [
     ("lora", 0.0),
     ("grammar_lazy", 0.0),
     ("grammar_triggers", 0.0),
-    ("reasoning_budget_tokens", -1.0),
+    ("reasoning_budget_start_tag", 0.0),
 ];
 
 /// API dialect, which decides the accepted ranges.
@@ -79,9 +79,12 @@ pub(crate) fn options(
     })
 }
 
-/// Returns the warnings of a request: the `first`, if there is one, and one for each field that
-/// would change the text in llama-server, and does not here.
-pub(crate) fn warnings(fields: &Fields<'_>, first: Option<String>) -> Vec<String> {
+/// Returns the warnings of a request: those that come `first`, and one for each field that would
+/// change the text in llama-server, and does not here.
+pub(crate) fn warnings(
+    fields: &Fields<'_>,
+    first: impl IntoIterator<Item = String>,
+) -> Vec<String> {
     let is_set = |(name, off): &&(&str, f64)| match fields.get(name) {
         None => false,
         Some(Value::Bool(is_set)) => *is_set,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use octavo_engine::Engine;
 use octavo_engine::sample::Constraint;
-use octavo_grammar::{Compiler, Demand, Reasoning, Rule};
+use octavo_grammar::{Compiler, Demand, Reasoning, ReasoningBudget, Rule};
 
 use super::Failure;
 use crate::terminal;
@@ -107,19 +107,25 @@ fn schema(text: &str) -> Result<Rule, String> {
     Rule::of_schema(schema).ok_or_else(expected)
 }
 
-/// Makes the constraint of each text of a run from the rule of the options.
+/// Makes the constraint of each text of a run from the rule and the reasoning budget of the options.
 pub(crate) struct Constraints {
     compiler: Compiler,
-    arg: RuleArg,
+    arg: Option<RuleArg>,
+    budget: ReasoningBudget,
     has_warned: Cell<bool>,
 }
 
 impl Constraints {
     /// Creates constraints for the vocabulary of a model.
-    pub(crate) fn new(engine: &Engine, arg: RuleArg) -> Constraints {
+    pub(crate) fn new(
+        engine: &Engine,
+        arg: Option<RuleArg>,
+        budget: ReasoningBudget,
+    ) -> Constraints {
         Constraints {
             compiler: Compiler::new(engine),
             arg,
+            budget,
             has_warned: Cell::new(false),
         }
     }
@@ -130,10 +136,16 @@ impl Constraints {
         &self,
         reasoning: Reasoning,
     ) -> Result<Option<Box<dyn Constraint>>, Failure> {
-        let origin = &self.arg.origin;
+        let reasoning = reasoning.within(self.budget.clone());
+        if self.arg.is_none() && !reasoning.is_limited() {
+            return Ok(None);
+        }
+        let arg = self.arg.as_ref();
+        let origin = arg.map_or("--reasoning-budget-message", |arg| &arg.origin);
         let demand = Demand {
+            text: arg.map(|arg| arg.rule.clone()),
             reasoning,
-            ..Demand::from(self.arg.rule.clone())
+            ..Demand::default()
         };
         let compiled = self.compiler.compile(&demand);
         let compiled = compiled.map_err(|error| match error {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use octavo_engine::Engine;
+use octavo_grammar::ReasoningBudget;
 use octavo_text::chat::{ChatTemplate, thinking};
 use serde_json::{Map, Value};
 
@@ -26,7 +27,23 @@ pub(crate) struct TemplateArgs {
     /// template has enable_thinking
     #[arg(long, value_name = "WHETHER", value_enum, default_value_t = Reasoning::Auto)]
     reasoning: Reasoning,
+    /// Maximum number of reasoning tokens: the reasoning is closed when it has that many; 0 closes
+    /// it at once, and -1 sets no limit
+    #[arg(long, value_name = "N", default_value_t = -1, allow_negative_numbers = true)]
+    #[arg(value_parser = clap::value_parser!(i64).range(-1..=MAX_BUDGET))]
+    reasoning_budget: i64,
+    /// Text to write before reasoning is closed because its budget is used up
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    reasoning_budget_message: String,
 }
+
+/// Largest reasoning budget.
+const MAX_BUDGET: i64 = 1 << 30;
 
 /// Whether a model reasons before it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -54,6 +71,14 @@ impl TemplateArgs {
         self.chat_template.is_some()
             || self.chat_template_kwargs.is_some()
             || self.reasoning != Reasoning::Auto
+    }
+
+    /// Returns the limit of the reasoning.
+    pub(crate) fn reasoning_budget(&self) -> ReasoningBudget {
+        ReasoningBudget {
+            tokens: usize::try_from(self.reasoning_budget).ok(),
+            message: self.reasoning_budget_message.clone(),
+        }
     }
 
     /// Checks that the template exists if it can only be a file. This runs before the model, which

@@ -141,8 +141,6 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["--skip-chat-parsing", "--no-skip-chat-parsing"],
         No("/completion gives a text as it is, and /v1/chat/completions what it means")),
     (&["--reasoning-format"], No("a request says reasoning_format; docs/serving.md")),
-    (&["--reasoning-budget", "--reasoning-budget-message"],
-        No("max_tokens bounds thought and answer together")),
     (&["--reasoning-effort", "--reasoning-preserve", "--no-reasoning-preserve"],
         No("a template's settings are given by chat_template_kwargs")),
     // sampling

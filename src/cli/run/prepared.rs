@@ -1,6 +1,5 @@
 //! The prompt of a text, the constraint of its answer and the parser that reads it.
 
-use octavo_engine::sample::Constraint;
 use octavo_engine::{Engine, ImageHandle};
 use octavo_grammar::Reasoning;
 use octavo_text::chat::answer::AnswerParser;
@@ -22,7 +21,7 @@ pub(super) struct Prompts<'a> {
     /// The chat template, with `--chat`.
     template: Option<ChatTemplate>,
     system: Option<String>,
-    constraints: Option<Constraints>,
+    constraints: Constraints,
 }
 
 impl<'a> Prompts<'a> {
@@ -42,7 +41,7 @@ impl<'a> Prompts<'a> {
             images,
             template,
             system: args.system.read()?,
-            constraints: rule.map(|rule| Constraints::new(engine, rule)),
+            constraints: Constraints::new(engine, rule, args.template.reasoning_budget()),
         })
     }
 
@@ -69,7 +68,7 @@ impl<'a> Prompts<'a> {
                 text,
                 ids,
                 parser: None,
-                constraint: self.constraint(Reasoning::default())?,
+                constraint: self.constraints.make(Reasoning::default())?,
             });
         };
         let rendered = template.render(&self.messages(text)?, true)?;
@@ -85,7 +84,9 @@ impl<'a> Prompts<'a> {
         Ok(Prompt {
             ids,
             parser: self.parser(&rendered),
-            constraint: self.constraint(Reasoning::of(template.source(), &rendered))?,
+            constraint: self
+                .constraints
+                .make(Reasoning::of(template.source(), &rendered))?,
             text: rendered.into_bytes(),
         })
     }
@@ -102,12 +103,5 @@ impl<'a> Prompts<'a> {
         let mut messages: Vec<Message> = system.map(|s| Message::new("system", s)).collect();
         messages.push(Message::new("user", content));
         Ok(messages)
-    }
-
-    fn constraint(&self, reasoning: Reasoning) -> Result<Option<Box<dyn Constraint>>, Failure> {
-        match &self.constraints {
-            Some(constraints) => constraints.make(reasoning),
-            None => Ok(None),
-        }
     }
 }

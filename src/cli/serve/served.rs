@@ -148,6 +148,7 @@ impl ServedArgs {
             lookup: self.speculative.lookup(),
             draft_max: self.speculative.draft_max(),
             n_predict: self.n_predict.and_then(|n| usize::try_from(n).ok()),
+            reasoning_budget: self.template.reasoning_budget(),
             sampling: self.sample.settings()?,
             ..ModelOptions::default()
         })

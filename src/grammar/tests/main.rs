@@ -1,5 +1,6 @@
 //! Answers written under constraints, token by token, in the built-in model's vocabulary.
 
+mod budget;
 mod calls;
 mod gbnf;
 mod goldens;

@@ -1,5 +1,6 @@
 //! `/v1/chat/completions`: answers a conversation with the assistant's next message.
 
+mod demanded;
 pub(crate) mod rendered;
 mod stream;
 
@@ -10,16 +11,15 @@ use axum::http::Response;
 use axum::response::IntoResponse;
 use octavo_engine::{FinishReason, GenerationParams};
 use octavo_engine::{ImageHandle, Request};
-use octavo_grammar::{Calls, Demand, Reasoning, tool_name};
-use octavo_text::chat::answer::{AnswerParser, CallFormat, Piece, Wants};
-use octavo_text::chat::{ChatTemplate, Continued, Conversation};
+use octavo_text::chat::ChatTemplate;
+use octavo_text::chat::answer::{AnswerParser, Piece, Thoughts, Wants};
 use serde_json::{Value, json};
 
-use super::conversation::{self, Asked, ToolChoice};
+use super::conversation::{self, Asked};
 use super::native::settings;
 use crate::app::App;
 use crate::auth::Caller;
-use crate::demand::{self, Demanded};
+use crate::demand::Demanded;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
@@ -194,7 +194,17 @@ pub(crate) fn prepare(
     } = asked;
     let template = template(app)?.variant(!conversation.tools.is_empty());
     let source = template.source();
-    let mut demanded = demanded(&fields, &conversation, &choice, source, &rendered)?;
+    let budget = demanded::budget(app, &fields)?;
+    let is_ignored = budget.is_set && !Thoughts::of(source).is_shown();
+    let ignored = is_ignored.then(|| demanded::NO_REASONING.to_owned());
+    let mut demanded = demanded::demanded(
+        &fields,
+        &conversation,
+        &choice,
+        source,
+        &rendered,
+        budget.limit,
+    )?;
     if caller.has_helper()
         && let Some(demanded) = &mut demanded
     {
@@ -237,7 +247,7 @@ pub(crate) fn prepare(
             progress: Progress::wanted(&fields)?,
             verbose,
             n,
-            warnings: params::warnings(&fields, warning),
+            warnings: params::warnings(&fields, warning.into_iter().chain(ignored)),
         },
     })
 }
@@ -268,58 +278,6 @@ fn tokens(app: &App, rendered: &str, images: &[ImageHandle]) -> Result<Vec<u32>,
         }
         _ => Ok(octavo_text::chat::encode(app.tokenizer(), rendered)?),
     }
-}
-
-/// Returns the constraint on the answer: a forced call, the request's own, or either.
-fn demanded(
-    fields: &Fields<'_>,
-    conversation: &Conversation,
-    choice: &ToolChoice,
-    template: &str,
-    rendered: &Continued,
-) -> Result<Option<Demanded>, ApiError> {
-    let text = demand::read(fields)?;
-    let several = fields.bool("parallel_tool_calls")?.unwrap_or(true);
-    let is_chosen = |tool: &&Value| match choice {
-        ToolChoice::Named(name) => tool_name(tool) == name,
-        ToolChoice::Required | ToolChoice::Auto => true,
-        ToolChoice::None => false,
-    };
-    let tools: Vec<Value> = conversation
-        .tools
-        .iter()
-        .filter(is_chosen)
-        .cloned()
-        .collect();
-    let calls = (!tools.is_empty()).then(|| Calls {
-        format: CallFormat::of(template),
-        several: several && !matches!(choice, ToolChoice::Named(_)),
-        required: *choice != ToolChoice::Auto,
-        tools,
-    });
-    if calls.is_none() && text.is_none() {
-        return Ok(None);
-    }
-    let param = text.as_ref().map_or("tools", |text| text.param);
-    let is_strict = |tool: &Value| tool["function"]["strict"] == true;
-    let strict = calls
-        .as_ref()
-        .is_some_and(|calls| calls.tools.iter().any(is_strict));
-    let text = text.map(|text| text.demand).unwrap_or_default();
-    let reasoning = Reasoning::of(template, &rendered.prompt);
-    let reasoning = match rendered.in_thought {
-        true => reasoning.in_thought(),
-        false => reasoning,
-    };
-    Ok(Some(Demanded {
-        demand: Demand {
-            calls,
-            reasoning,
-            strict: strict || text.strict,
-            ..text
-        },
-        param,
-    }))
 }
 
 /// One message as it grows.

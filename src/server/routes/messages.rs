@@ -29,6 +29,7 @@ const RENAMES: Renames = Renames {
     fields: &[
         ("stop", "stop_sequences"),
         ("reasoning_effort", "output_config.effort"),
+        ("reasoning_budget_tokens", "thinking.budget_tokens"),
         ("tool_choice.function", "tool_choice"),
         (
             "parallel_tool_calls",
@@ -45,9 +46,6 @@ const RENAMES: Renames = Renames {
     texts: &["system"],
 };
 
-/// Warning for a client that limits the length of reasoning.
-const BUDGET: &str = "thinking.budget_tokens is ignored: only max_tokens limits the reasoning";
-
 /// Answers a request.
 pub(crate) async fn handle(
     app: Arc<App>,
@@ -58,11 +56,8 @@ pub(crate) async fn handle(
     let Ready {
         request,
         stream,
-        mut style,
+        style,
     } = converted::ready(&app, caller, chat).await?;
-    if body["thinking"]["budget_tokens"].is_number() {
-        style.warnings.push(BUDGET.to_owned());
-    }
     let stops = request.options.stop.clone();
     let writer = MessageWriter::new(Arc::clone(&app), &style, stops);
     converted::answer(&app, request, stream, writer).await
@@ -97,26 +92,29 @@ fn chat_request(fields: &Fields<'_>) -> Result<(Value, Names), ApiError> {
         chat.insert("stop".to_owned(), stop.clone());
     }
     tools::convert(fields, &mut chat, &mut names)?;
-    if let Some(thinks) = thinks(fields)? {
-        chat.insert("enable_thinking".to_owned(), json!(thinks));
-    }
+    thinking(fields, &mut chat)?;
     output(fields, &mut chat, &mut names)?;
     Ok((Value::Object(chat), names))
 }
 
-/// Reads whether the model thinks first; `None` leaves it to the server's options. A model cannot
-/// choose by itself, so one that may think does.
-fn thinks(fields: &Fields<'_>) -> Result<Option<bool>, ApiError> {
+/// Reads whether the model thinks first, and with how many tokens; without the field the server's
+/// options decide. A model cannot choose by itself, so one that may think does.
+fn thinking(fields: &Fields<'_>, chat: &mut Map<String, Value>) -> Result<(), ApiError> {
     let Some(thinking) = fields.get("thinking") else {
-        return Ok(None);
+        return Ok(());
     };
     let thinking = Fields::at(thinking, "thinking.")?;
-    thinking.count("budget_tokens", 0, 1 << 30)?;
-    match thinking.need("type", thinking.str("type")?)? {
-        "enabled" | "adaptive" => Ok(Some(true)),
-        "disabled" => Ok(Some(false)),
-        _ => Err(thinking.wrong("type", "enabled, disabled or adaptive")),
+    let budget = thinking.count("budget_tokens", 0, 1 << 30)?;
+    let thinks = match thinking.need("type", thinking.str("type")?)? {
+        "enabled" | "adaptive" => true,
+        "disabled" => false,
+        _ => return Err(thinking.wrong("type", "enabled, disabled or adaptive")),
+    };
+    chat.insert("enable_thinking".to_owned(), json!(thinks));
+    if let Some(budget) = budget.filter(|_| thinks) {
+        chat.insert("reasoning_budget_tokens".to_owned(), json!(budget));
     }
+    Ok(())
 }
 
 /// Converts the effort, and the schema of the answer: `output_config.format`, earlier

@@ -7,7 +7,14 @@ use serde_json::{Map, Value, json};
 
 use crate::client::{Server, read};
 
-fn content(server: &Server, more: Value) -> Value {
+pub(crate) fn content(server: &Server, more: Value) -> Value {
+    let answer = server.post("/v1/chat/completions", &with_question(more));
+    assert_eq!(answer.status, 200, "{}", answer.text);
+    answer.json()["choices"][0].clone()
+}
+
+/// Adds a question to the fields of a chat request.
+pub(crate) fn with_question(more: Value) -> Value {
     let mut body = json!({
         "messages": [{ "role": "user", "content": "1+1=" }],
         "temperature": 1, "seed": 3, "max_tokens": 200,
@@ -15,9 +22,7 @@ fn content(server: &Server, more: Value) -> Value {
     for (name, value) in more.as_object().expect("fields") {
         body[name] = value.clone();
     }
-    let answer = server.post("/v1/chat/completions", &body);
-    assert_eq!(answer.status, 200, "{}", answer.text);
-    answer.json()["choices"][0].clone()
+    body
 }
 
 #[test]
@@ -161,7 +166,7 @@ const SIGNS: [(&str, &str); 8] = [
     ("none", ""),
 ];
 
-fn template(sign: &str) -> String {
+pub(crate) fn template(sign: &str) -> String {
     // a template that supports tools; otherwise they would make a long system message
     let messages = "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}\
                     {% for m in messages %}{{ m.content }}{% endfor %}";
@@ -220,62 +225,6 @@ fn a_call_happens_in_every_format() {
             "{name}: {answer}"
         );
     }
-}
-
-/// Returns a template of a reasoning model, whose prompts end with this.
-fn thinking(end: &str) -> String {
-    let end = format!("{{% if add_generation_prompt %}}{end}{{% endif %}}");
-    template("<tool_call>") + &end + "{# <think> </think> #}"
-}
-
-#[test]
-fn what_a_rule_demands_is_no_thought_where_the_prompt_has_closed_it() {
-    let server = Server::chatting(&thinking("<think>\n\n</think>\n\n"));
-    let schema = json!({ "enum": [{ "a": "<think>b" }] });
-    let format = json!({ "type": "json_schema", "json_schema": { "name": "a", "schema": schema } });
-    let answer = content(&server, json!({ "response_format": format }));
-    let message = &answer["message"];
-    assert_eq!(message["content"], "{\"a\": \"<think>b\"}", "{answer}");
-    assert!(message.get("reasoning_content").is_none(), "{answer}");
-    let tools = json!([{ "type": "function", "function": { "name": "f" } }]);
-    let answer = content(
-        &server,
-        json!({ "tools": tools, "tool_choice": "required" }),
-    );
-    assert_eq!(
-        answer["message"]["tool_calls"][0]["function"]["name"], "f",
-        "{answer}"
-    );
-}
-
-#[test]
-fn a_model_thinks_before_what_a_rule_demands() {
-    let server = Server::chatting(&thinking("<think>\n"));
-    let format = json!({ "type": "json_object" });
-    let tools = json!([{ "type": "function", "function": { "name": "f" } }]);
-    for fields in [
-        json!({ "response_format": format }),
-        json!({ "tools": tools, "tool_choice": "required" }),
-        json!({ "guided_choice": ["yes"] }),
-    ] {
-        let mut body = fields.clone();
-        body["max_tokens"] = json!(6);
-        // a truncated thought is returned, as without a constraint
-        let answer = content(&server, body);
-        assert_eq!(answer["message"]["content"], "", "{answer}");
-        assert_eq!(answer["finish_reason"], "length", "{answer}");
-        let thought = answer["message"]["reasoning_content"].as_str();
-        assert!(
-            thought.is_some_and(|thought| !thought.is_empty()),
-            "{answer}"
-        );
-    }
-    let body = json!({
-        "input": "1+1=", "max_output_tokens": 6, "temperature": 1,
-        "text": { "format": { "type": "json_object" } },
-    });
-    let answer = server.post("/v1/responses", &body).json();
-    assert_eq!(answer["output"][0]["type"], "reasoning", "{answer}");
 }
 
 #[test]

@@ -19,6 +19,7 @@ mod page;
 mod page_chats;
 mod page_looks;
 mod page_text;
+mod reasoning;
 mod rerank;
 mod sharing;
 mod stored;
