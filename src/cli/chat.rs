@@ -7,7 +7,7 @@ use std::path::Path;
 use clap::Args;
 use octavo_engine::{Engine, FinishReason, GenerationParams, ImageHandle, Session};
 use octavo_grammar::Reasoning;
-use octavo_text::chat::{self, ChatTemplate, Message};
+use octavo_text::chat::{self, ChatTemplate, Content, Message};
 use octavo_vision::EncoderCache;
 use octavo_vision::prompt::{private_marker, tokens};
 
@@ -16,7 +16,7 @@ use super::args::{
     TemplateArgs,
 };
 use super::failure::{Exit, Failure};
-use super::metrics::{Metrics, note_full};
+use super::metrics::{Metrics, note_discarded, note_full};
 use super::prompt;
 use super::ranks::NumaArgs;
 use super::reply::{self, Reply};
@@ -287,23 +287,70 @@ impl<'e> Conversation<'e> {
         let places = self.marker.repeat(self.next.len());
         self.messages
             .push(Message::new("user", format!("{places}{text}")));
-        let before = self.images.len();
+        let n_new = self.next.len();
         self.images.append(&mut self.next);
         let answer = self.answer();
         if answer.is_err() {
             self.messages.pop();
-            self.images.truncate(before);
+            self.images.truncate(self.images.len() - n_new);
         }
         answer
     }
 
-    fn answer(&mut self) -> Result<FinishReason, Failure> {
+    /// Renders the conversation and tokenizes it.
+    fn render(&self) -> Result<(String, Vec<u32>), Failure> {
         let rendered = self.template.render(&self.messages, true)?;
         let tokenizer = self.engine.tokenizer();
         let ids = match &self.images[..] {
             [] => chat::encode(tokenizer, &rendered)?,
             all => tokens(tokenizer, rendered.as_bytes(), &self.marker, all)?,
         };
+        Ok((rendered, ids))
+    }
+
+    /// Renders the conversation. If context shifts are wanted and no quarter of the context is left
+    /// for the answer, the oldest turns are dropped until half of it is.
+    fn fitting(&mut self) -> Result<(String, Vec<u32>), Failure> {
+        let n_ctx = self.session.n_ctx();
+        let (mut most, mut dropped) = (n_ctx - n_ctx / 4, 0);
+        loop {
+            let (rendered, ids) = self.render()?;
+            let may_drop = self.options.context_shift.is_some() && ids.len() > most;
+            if !may_drop || !self.drop_oldest_turn() {
+                if dropped > 0 {
+                    let s = if dropped == 1 { "" } else { "s" };
+                    terminal::note(&format!(
+                        "octavo: context full: {dropped} turn{s} dropped from the beginning"
+                    ));
+                }
+                return Ok((rendered, ids));
+            }
+            (most, dropped) = (n_ctx / 2, dropped + 1);
+        }
+    }
+
+    /// Drops the first message after the system's, and all before the next one of the user; returns
+    /// false if that is the message to answer.
+    fn drop_oldest_turn(&mut self) -> bool {
+        let first = self.system.len();
+        let mut later = (first + 1)..self.messages.len();
+        let Some(end) = later.find(|at| self.messages[*at].role == "user") else {
+            return false;
+        };
+        let dropped = self.messages.drain(first..end);
+        let n_images: usize = dropped
+            .map(|message| match &message.content {
+                Content::Text(text) => text.matches(&self.marker).count(),
+                Content::None | Content::Parts(_) => 0,
+            })
+            .sum();
+        self.images.drain(..n_images);
+        true
+    }
+
+    fn answer(&mut self) -> Result<FinishReason, Failure> {
+        let (rendered, ids) = self.fitting()?;
+        let tokenizer = self.engine.tokenizer();
         let reasoning = Reasoning::of(self.template.source(), &rendered);
         let constraint = self.constraints.make(reasoning)?;
         let parser = reply::parser(self.template.source(), &rendered);
@@ -323,11 +370,12 @@ impl<'e> Conversation<'e> {
         };
         let message = reply.end()?.into_message();
         reply.output.end_answer()?;
+        note_discarded(&out.timing);
         note_full(
             out.finish,
             self.session.tokens().len(),
             self.session.n_ctx(),
-            "/reset starts over, and -c N makes room for more",
+            "/reset starts over, -c N makes room for more, --context-shift drops what is old",
         );
         let seed = (!self.options.sampler.is_greedy()).then_some(self.options.sampler.seed);
         self.last = Some(Metrics::new(&out.timing, seed, self.engine.describe()).line(out.finish));

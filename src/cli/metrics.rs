@@ -12,6 +12,7 @@ pub(super) struct Metrics {
     prompt_tokens: usize,
     cached_tokens: usize,
     generated_tokens: usize,
+    discarded_tokens: usize,
     draft_tokens: usize,
     /// The former name of `draft_tokens`, for one version.
     guessed_tokens: usize,
@@ -35,6 +36,7 @@ impl Metrics {
             prompt_tokens: timing.prompt_tokens,
             cached_tokens: timing.cached,
             generated_tokens: timing.generated_tokens,
+            discarded_tokens: timing.discarded,
             draft_tokens: timing.drafts.drafted,
             guessed_tokens: timing.drafts.drafted,
             accepted_tokens: timing.drafts.accepted,
@@ -87,6 +89,16 @@ pub(super) fn note_full(finish: FinishReason, used: usize, n_ctx: usize, more: &
     if finish == FinishReason::ContextFull {
         terminal::note(&format!(
             "octavo: context full: {used} of {n_ctx} positions used; {more}"
+        ));
+    }
+}
+
+/// Reports how many tokens context shifts have dropped: the text does not show it.
+pub(super) fn note_discarded(timing: &Timing) {
+    if timing.discarded > 0 {
+        terminal::note(&format!(
+            "octavo: context full: {} earlier tokens were dropped",
+            timing.discarded
         ));
     }
 }

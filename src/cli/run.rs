@@ -12,7 +12,7 @@ use super::args::{
 use super::failure::{Exit, Failure};
 use super::feed::Feed;
 use super::lines::{self, Several, SeveralArgs};
-use super::metrics::{Metrics, note_full};
+use super::metrics::{Metrics, note_discarded, note_full};
 use super::prompt::TextArgs;
 use super::ranks::NumaArgs;
 use super::reply::Reply;
@@ -176,11 +176,12 @@ fn one(
     reply.output.end_line(result.is_ok())?;
     let out = result?;
     drop(generating);
+    note_discarded(&out.timing);
     note_full(
         out.finish,
         session.tokens().len(),
         session.n_ctx(),
-        "-c N makes room for more",
+        "-c N makes room for more, --context-shift drops what is oldest",
     );
     let seed = (!options.sampler.is_greedy()).then_some(options.sampler.seed);
     let metrics = Metrics::new(&out.timing, seed, engine.describe());

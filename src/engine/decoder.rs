@@ -3,11 +3,13 @@
 //! scheduler, no KV cache and no device.
 
 mod candidates;
+mod context_shift;
 mod params;
 #[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use octavo_text::stop::StopMatcher;
 use octavo_text::tokenizer::Utf8Stream;
@@ -16,6 +18,7 @@ use crate::image_registry::is_image_token;
 use crate::sample::{Constraint, Logprobs, OutputValue, SampleError, Sampler};
 
 pub(crate) use candidates::Candidate;
+pub use context_shift::ContextShift;
 pub(crate) use params::Bounds;
 pub use params::{FinishReason, GenerationError, GenerationParams, Text, Vocabulary};
 
@@ -25,6 +28,12 @@ pub(crate) struct TextDecoder {
     options: GenerationParams,
     bounds: Bounds,
     n_prompt: usize,
+    /// Whether the prompt begins with a control token, such as BOS.
+    has_bos: bool,
+    /// Tokens of the sequence that are to be dropped before its next step.
+    dropped: Option<Range<usize>>,
+    /// Number of tokens that were dropped, and are to be.
+    discarded: usize,
     /// Draft tokens of the step whose outputs have not been fed.
     drafts: VecDeque<u32>,
     /// The token chosen last was a draft token.
@@ -69,10 +78,18 @@ impl TextDecoder {
         let mut sampler = Sampler::new(config, bounds.n_vocab, breakers)?;
         let words = prompt.iter().filter(|id| !is_image_token(**id));
         words.for_each(|&id| sampler.accept(id));
+        let mut options = options.clone();
+        options
+            .context_shift
+            .take_if(|_| prompt.iter().any(|id| is_image_token(*id)));
+        let first = prompt[0];
         Ok(TextDecoder {
+            has_bos: !is_image_token(first) && vocabulary.is_special(first),
+            dropped: None,
+            discarded: 0,
             stops: StopMatcher::new(&options.stop)?,
             greedy_on_device: sampler.takes_the_largest() && options.logprobs.is_none(),
-            options: options.clone(),
+            options,
             bounds,
             n_prompt: prompt.len(),
             drafts: VecDeque::new(),
@@ -166,7 +183,29 @@ impl TextDecoder {
 
     /// Returns the number of tokens of the prompt and the text so far.
     fn n_tokens(&self) -> usize {
-        self.n_prompt + self.generated.len()
+        self.n_prompt + self.generated.len() - self.discarded
+    }
+
+    /// Returns which tokens of the sequence, the one chosen last included, are to be dropped before
+    /// the next step, because the context is full. They are handed out once.
+    pub(crate) fn take_dropped(&mut self) -> Option<Range<usize>> {
+        self.dropped.take()
+    }
+
+    /// Returns the number of tokens that context shifts have dropped.
+    pub(crate) fn discarded(&self) -> usize {
+        self.discarded
+    }
+
+    /// Makes room in a full context; returns false if that is not wanted.
+    fn shifts(&mut self) -> bool {
+        let Some(shift) = self.options.context_shift else {
+            return false;
+        };
+        let dropped = shift.dropped(self.n_tokens(), self.n_prompt, self.has_bos);
+        self.discarded += dropped.len();
+        self.dropped = Some(dropped);
+        true
     }
 
     /// Takes the token that comes next; returns the text that is certain now.
@@ -187,7 +226,7 @@ impl TextDecoder {
             Some(FinishReason::Stop)
         } else if Some(self.generated.len()) == self.options.max_tokens {
             Some(FinishReason::Length)
-        } else if self.n_tokens() > self.bounds.n_ctx {
+        } else if self.n_tokens() > self.bounds.n_ctx && !self.shifts() {
             Some(FinishReason::ContextFull)
         } else {
             None

@@ -37,7 +37,9 @@ pub use batch::{
 };
 pub use choices::{ChoiceRow, Choices};
 pub use context::{Context, fits, free_memory};
-pub use decoder::{FinishReason, GenerationError, GenerationParams, Text, Vocabulary};
+pub use decoder::{
+    ContextShift, FinishReason, GenerationError, GenerationParams, Text, Vocabulary,
+};
 pub use demo::demo_model;
 pub use device::Placement;
 pub use engine::{DEFAULT_CONTEXT, Engine, EngineBuilder, MemoryReport, kv_bytes};

@@ -35,7 +35,7 @@ use std::time::Duration;
 
 use octavo_engine::Lookup;
 use octavo_engine::sample::SamplerDefaults;
-use octavo_engine::{BatchOptions, Pooling};
+use octavo_engine::{BatchOptions, ContextShift, Pooling};
 use octavo_grammar::ReasoningBudget;
 use octavo_text::chat::ChatTemplate;
 use octavo_vision::EncoderCache;
@@ -134,6 +134,8 @@ pub struct ModelOptions {
     pub draft_max: Option<usize>,
     /// Most tokens of requests that give no limit; the interface's own default if not given.
     pub n_predict: Option<usize>,
+    /// How texts go on when the context is full; they end there if not given.
+    pub context_shift: Option<ContextShift>,
     /// Limit of the reasoning of requests that give none.
     pub reasoning_budget: ReasoningBudget,
     /// Sampling settings of requests that do not give them; unset ones are the model's own, or
@@ -158,6 +160,7 @@ impl Default for ModelOptions {
             lookup: Lookup::Auto,
             draft_max: None,
             n_predict: None,
+            context_shift: None,
             reasoning_budget: ReasoningBudget::default(),
             sampling: SamplerDefaults::default(),
             encoder_cache: None,

@@ -442,11 +442,16 @@ fn counters(registry: &mut Registry, prefix: &str, models: &[(Labels, Snapshot)]
 }
 
 fn our_counters(registry: &mut Registry, models: &[(Labels, Snapshot)]) {
-    let own: [(&str, &str, Total); 7] = [
+    let own: [(&str, &str, Total); 8] = [
         (
             "octavo_recomputed_tokens",
             "Tokens computed more than once",
             |totals| totals.recomputed_tokens,
+        ),
+        (
+            "octavo_discarded_tokens",
+            "Tokens dropped by context shifts",
+            |totals| totals.discarded_tokens,
         ),
         (
             "octavo_draft_tokens",

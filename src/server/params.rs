@@ -2,9 +2,8 @@
 
 use std::ops::RangeInclusive;
 
-use octavo_engine::GenerationParams;
 use octavo_engine::sample::{MAX_BREAKERS, NUMBERS, Number, SamplerConfig, SamplerDefaults, Stage};
-use octavo_engine::{BeamSearch, MAX_CHOICES, Task};
+use octavo_engine::{BeamSearch, ContextShift, GenerationParams, MAX_CHOICES, Task};
 use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
@@ -42,6 +41,9 @@ const WITHOUT_EFFECT: [(&str, f64); 10] = [
     ("reasoning_budget_start_tag", 0.0),
 ];
 
+/// Those that have an effect where texts go on when the context is full.
+const SHIFTS: [&str; 2] = ["n_keep", "n_discard"];
+
 /// API dialect, which decides the accepted ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {
@@ -75,13 +77,28 @@ pub(crate) fn options(
         min_tokens: fields.count("min_tokens", 0, 1 << 20)?.unwrap_or(0),
         lookup: app.options.lookup,
         draft_max: app.options.draft_max,
+        context_shift: context_shift(app, fields)?,
         ..GenerationParams::default()
     })
+}
+
+/// Reads how the text goes on when the context is full, if the server lets it go on.
+fn context_shift(app: &App, fields: &Fields<'_>) -> Result<Option<ContextShift>, ApiError> {
+    let Some(mut shift) = app.options.context_shift else {
+        return Ok(None);
+    };
+    if let Some(keep) = fields.limit("n_keep", 0)? {
+        shift.keep = keep;
+    }
+    let discard = fields.count("n_discard", 0, 1 << 30)?;
+    shift.discard = discard.filter(|n| *n > 0);
+    Ok(Some(shift))
 }
 
 /// Returns the warnings of a request: those that come `first`, and one for each field that would
 /// change the text in llama-server, and does not here.
 pub(crate) fn warnings(
+    app: &App,
     fields: &Fields<'_>,
     first: impl IntoIterator<Item = String>,
 ) -> Vec<String> {
@@ -94,7 +111,9 @@ pub(crate) fn warnings(
             .as_f64()
             .is_none_or(|value| value != *off && value != -1.0),
     };
-    let set = WITHOUT_EFFECT.iter().filter(is_set);
+    let has_effect = |name: &str| SHIFTS.contains(&name) && app.options.context_shift.is_some();
+    let is_ignored = |field: &&(&str, f64)| is_set(field) && !has_effect(field.0);
+    let set = WITHOUT_EFFECT.iter().filter(is_ignored);
     let named = set.map(|(name, _)| format!("{name} is ignored"));
     first.into_iter().chain(named).collect()
 }

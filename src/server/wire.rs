@@ -202,6 +202,9 @@ pub(crate) fn timings(timing: &Timing) -> Value {
         "queue_ms": ms(timing.queued),
         "recomputed_n": timing.recomputed,
     });
+    if timing.discarded > 0 {
+        timings["discarded_n"] = timing.discarded.into();
+    }
     if let Some(first) = timing.first_token {
         timings["first_token_ms"] = json!(ms(first));
     }

@@ -1,6 +1,7 @@
 //! Tests of `octavo run`, `chat` and `logits`.
 
 mod interactive;
+mod long;
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command as Plain, Stdio};

@@ -107,7 +107,8 @@ fn schema(text: &str) -> Result<Rule, String> {
     Rule::of_schema(schema).ok_or_else(expected)
 }
 
-/// Makes the constraint of each text of a run from the rule and the reasoning budget of the options.
+/// Makes the constraint of each text of a run, from the rule and the reasoning budget of the
+/// options.
 pub(crate) struct Constraints {
     compiler: Compiler,
     arg: Option<RuleArg>,

@@ -2,6 +2,7 @@
 
 mod cache;
 mod constraint;
+mod context_shift;
 mod device;
 mod fit;
 mod keys;
@@ -16,6 +17,7 @@ use std::sync::OnceLock;
 pub(super) use cache::CacheArgs;
 use clap::Args;
 pub(super) use constraint::{ConstraintArgs, Constraints, RuleArg};
+pub(super) use context_shift::ContextShiftArgs;
 pub(super) use device::{Device, DeviceArgs};
 pub(super) use fit::FitArgs;
 pub(super) use keys::{KeyArgs, KeyValue, key_value};
@@ -204,6 +206,8 @@ pub(super) struct GenerateArgs {
     #[arg(long)]
     special: bool,
     #[command(flatten)]
+    pub(super) context_shift: ContextShiftArgs,
+    #[command(flatten)]
     sample: SampleArgs,
     #[command(flatten)]
     pub(super) speculative: SpeculativeArgs,
@@ -253,6 +257,7 @@ impl GenerateArgs {
             stop_ids: self.stop_id.clone(),
             ignore_eos: self.ignore_eos,
             show_special: self.special,
+            context_shift: self.context_shift.shift(),
             lookup: self.speculative.lookup(),
             draft_max: self.speculative.draft_max(),
             ..GenerationParams::default()

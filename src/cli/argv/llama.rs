@@ -114,8 +114,6 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["-lzm", "--lazy-mode"], No("weights are read when the model is loaded")),
     // the cache
     (&["--swa-full"], No("positions outside a window are never read; leave it out")),
-    (&["--context-shift", "--no-context-shift"], No("a full context ends the text")),
-    (&["--keep"], No("a full context ends the text, so nothing has to be kept")),
     (&["--kv-unified-per-slot", "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", "-cram",
        "--cache-ram", "-dt", "--defrag-thold"], No(MEMORY)),
     (&["-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "-cms", "--checkpoint-min-step",

@@ -9,7 +9,9 @@ use octavo_kernels::{PAGE_POSITIONS, SharedPool};
 use octavo_model::Hparams;
 use octavo_server::{LoadedModel, ModelOptions};
 
-use crate::args::{ComputeArgs, ModelArgs, SampleArgs, SpeculativeArgs, TemplateArgs};
+use crate::args::{
+    ComputeArgs, ContextShiftArgs, ModelArgs, SampleArgs, SpeculativeArgs, TemplateArgs,
+};
 use crate::embed::PoolingName;
 use crate::failure::Failure;
 use crate::vision::MmprojArgs;
@@ -51,6 +53,8 @@ pub(super) struct ServedArgs {
     #[arg(short = 'n', long, visible_alias = "predict", value_name = "N")]
     #[arg(value_parser = clap::value_parser!(i64).range(-1..=1 << 31), help_heading = "Generation")]
     n_predict: Option<i64>,
+    #[command(flatten)]
+    context_shift: ContextShiftArgs,
     /// How embeddings are pooled for requests that do not say: a vector for each token, which only
     /// /embeddings and /embedding have, the mean, the first token's or the last one's [default: as
     /// the model has it, or else mean]
@@ -148,6 +152,7 @@ impl ServedArgs {
             lookup: self.speculative.lookup(),
             draft_max: self.speculative.draft_max(),
             n_predict: self.n_predict.and_then(|n| usize::try_from(n).ok()),
+            context_shift: self.context_shift.shift(),
             reasoning_budget: self.template.reasoning_budget(),
             sampling: self.sample.settings()?,
             ..ModelOptions::default()

@@ -32,7 +32,7 @@ impl Batch {
     ///
     /// # Errors
     /// If the prompt or an option does not fit, or the queue is full.
-    pub fn add(&mut self, request: Request) -> Result<RequestId, BatchError> {
+    pub fn add(&mut self, mut request: Request) -> Result<RequestId, BatchError> {
         let waiting = self.scheduler.waiting();
         if waiting >= self.options.queue {
             return Err(BatchError::QueueFull { waiting });
@@ -52,6 +52,9 @@ impl Batch {
             let arch = self.engine.hparams().arch.name();
             return Err(Error::NoClassifier { arch }.into());
         }
+        // beams share pages, and an embedding is of a whole text
+        let is_text = matches!(request.task, Task::Text);
+        request.options.context_shift.take_if(|_| !is_text);
         let bounds = Bounds {
             n_ctx: self.n_ctx_of_beams(request.prompt.len(), width),
             n_vocab: self.engine.hparams().n_vocab(),

@@ -1,5 +1,6 @@
 //! One text of a request, its beam search or its embedding: takes the outputs of steps.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,6 +14,7 @@ use crate::sample::{Logprobs, OutputValue, SampleError, logprobs};
 use crate::speculative::{CostModel, DraftBudget, DraftStats, Proposer};
 
 use super::beams::Search;
+use super::clock::Clock;
 use super::pool::Pool;
 use super::request::{BeamOutput, Delta, Request, RequestId, Task, Timing};
 
@@ -68,14 +70,6 @@ pub(super) enum Turn {
     On(Vec<(usize, u32)>),
     /// The texts that it has found, the best first.
     Over(Vec<BeamOutput>),
-}
-
-/// Times of what has happened so far.
-struct Clock {
-    added: Instant,
-    begun: Option<Instant>,
-    first: Option<Instant>,
-    last: Option<Instant>,
 }
 
 impl Branch {
@@ -174,6 +168,25 @@ impl Branch {
         }
     }
 
+    /// Returns which tokens of the text's sequence are to be dropped before the next step, because
+    /// the context is full. Drafting begins anew after that.
+    pub(super) fn take_dropped(&mut self) -> Option<Range<usize>> {
+        let TaskState::Text(decoder, proposer) = &mut self.task else {
+            return None;
+        };
+        let dropped = decoder.take_dropped()?;
+        proposer.restart();
+        Some(dropped)
+    }
+
+    /// Returns the number of tokens that context shifts have dropped.
+    pub(super) fn discarded(&self) -> usize {
+        match &self.task {
+            TaskState::Text(decoder, _) => decoder.discarded(),
+            TaskState::Beams { .. } | TaskState::Embedding(_) => 0,
+        }
+    }
+
     /// Drafts tokens that may follow `tokens`, the prompt and the text so far, for the next step;
     /// none for beams and embeddings.
     pub(super) fn propose(
@@ -225,9 +238,7 @@ impl Branch {
 
     /// Records the start time; returns whether this is the first call.
     pub(super) fn begins(&mut self, now: Instant) -> bool {
-        let is_first = self.clock.begun.is_none();
-        self.clock.begun.get_or_insert(now);
-        is_first
+        self.clock.begins(now)
     }
 
     /// Takes the output after the token at a position, in a beam search that of one beam.
@@ -297,9 +308,7 @@ impl Branch {
             return Err(error);
         }
         let next = search.advance(vocabulary)?;
-        let now = Instant::now();
-        self.clock.first.get_or_insert(now);
-        self.clock.last = Some(now);
+        self.clock.tick(Instant::now());
         Ok(if next.is_empty() {
             let mut found = search.take_found();
             found.truncate(*n);
@@ -385,11 +394,7 @@ impl Branch {
             n_prompt: self.n_prompt,
             prompt: None,
             task: TaskState::Text(decoder, Box::new(Proposer::new(&options, draft))),
-            clock: Clock {
-                first: None,
-                last: None,
-                ..self.clock
-            },
+            clock: self.clock.of_sibling(),
             fed: None,
             siblings: None,
             images: self.images.clone(),
@@ -404,27 +409,15 @@ impl Branch {
 
     /// Returns its times so far.
     pub(super) fn timing(&self) -> Timing {
-        let clock = &self.clock;
-        let now = Instant::now();
-        let begun = clock.begun.unwrap_or(now);
         Timing {
-            queued: begun - clock.added,
-            prompt: clock.first.unwrap_or(now).saturating_duration_since(begun),
-            first_token: clock.first.map(|first| first - clock.added),
-            generation: clock
-                .first
-                .zip(clock.last)
-                .map(|(first, last)| last - first)
-                .unwrap_or_default(),
-            total: now - clock.added,
             prompt_tokens: self.n_prompt,
             generated_tokens: self.generated(),
-            cached: 0,
-            recomputed: 0,
+            discarded: self.discarded(),
             drafts: match &self.task {
                 TaskState::Text(_, proposer) => proposer.stats(),
                 TaskState::Beams { .. } | TaskState::Embedding(_) => DraftStats::default(),
             },
+            ..self.clock.times()
         }
     }
 
@@ -444,7 +437,8 @@ impl Branch {
             (Some(_), TaskState::Text(decoder, _)) => decoder.has_accepted_draft(),
             _ => true,
         };
-        is_right && !self.embeds() && position + 1 == self.n_prompt + self.generated()
+        let n_tokens = self.n_prompt + self.generated() - self.discarded();
+        is_right && !self.embeds() && position + 1 == n_tokens
     }
 
     fn note_prompt(&mut self, position: usize, row: &[f32]) -> Result<(), SampleError> {
@@ -480,20 +474,7 @@ impl Branch {
             (_, fed) => fed,
         });
         if self.generated() > before {
-            let now = Instant::now();
-            self.clock.first.get_or_insert(now);
-            self.clock.last = Some(now);
-        }
-    }
-}
-
-impl Clock {
-    fn new() -> Clock {
-        Clock {
-            added: Instant::now(),
-            begun: None,
-            first: None,
-            last: None,
+            self.clock.tick(Instant::now());
         }
     }
 }

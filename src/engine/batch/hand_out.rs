@@ -25,7 +25,8 @@ impl Batch {
             // a beam that was not continued
             return;
         };
-        if phase == Phase::Prefill {
+        // after a context shift it is the text that is computed, not the prompt
+        if phase == Phase::Prefill && branch.discarded() == 0 {
             let done = sequence.kv().len();
             events.push((branch.request, Event::Read { done }));
         }
@@ -126,10 +127,15 @@ impl Batch {
         let branch = self.branches.get_mut(&at).expect("a branch of the batch");
         if let Some(token) = branch.next_token() {
             self.scheduler.push(at, token);
+            if let Some(dropped) = branch.take_dropped() {
+                self.totals.discarded_tokens += dropped.len() as u64;
+                self.scheduler.shift(&mut runner.kv_cache, at, dropped);
+            }
             return;
         }
         let timing = self.timing(at);
         let prompt = self.scheduler.sequence(at).map(Sequence::asked);
+        let prompt = prompt.filter(|_| timing.discarded == 0);
         let text = self.forget(at, runner).and_then(Branch::into_text);
         if let Some(text) = text {
             self.totals.count(text.finish);

@@ -5,6 +5,7 @@
 mod add;
 mod beams;
 mod branch;
+mod clock;
 mod hand_out;
 mod outputs;
 mod pool;

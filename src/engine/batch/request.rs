@@ -211,8 +211,10 @@ pub struct Timing {
     pub generated_tokens: usize,
     /// Prompt tokens that came from the cache.
     pub cached: usize,
-    /// Tokens recomputed after preemptions.
+    /// Tokens recomputed after preemptions and context shifts.
     pub recomputed: usize,
+    /// Tokens that context shifts have dropped.
+    pub discarded: usize,
     /// Draft and accepted tokens of speculative decoding.
     pub drafts: DraftStats,
 }
@@ -348,8 +350,10 @@ pub struct Totals {
     pub cached_tokens: u64,
     /// Tokens generated.
     pub generated_tokens: u64,
-    /// Tokens recomputed after preemptions.
+    /// Tokens recomputed after preemptions and context shifts.
     pub recomputed_tokens: u64,
+    /// Tokens dropped by context shifts.
+    pub discarded_tokens: u64,
     /// Draft tokens computed.
     pub draft_tokens: u64,
     /// Draft tokens accepted.

@@ -162,6 +162,7 @@ impl TextDecoder {
             text: self.text.clone(),
             generated: self.generated.clone(),
             logprobs: self.logprobs.clone(),
+            dropped: self.dropped.clone(),
             ..*self
         }
     }

@@ -4,6 +4,7 @@ use octavo_text::stop::EmptyStop;
 use octavo_text::tokenizer::{EncodeOptions, Tokenizer};
 use serde::Serialize;
 
+use super::context_shift::ContextShift;
 use crate::sample::{ConfigError, DryBreakers, Logprobs, SampleError, SamplerConfig};
 use crate::speculative::Lookup;
 
@@ -82,6 +83,9 @@ pub struct GenerationParams {
     pub logprobs_after_sampling: bool,
     /// Write control tokens as their text instead of nothing.
     pub show_special: bool,
+    /// How the text goes on when the context is full; it ends there if not given, if the prompt has
+    /// images, and in a beam search.
+    pub context_shift: Option<ContextShift>,
     /// Whether to draft tokens from the text itself (n-gram lookup). That changes no token.
     pub lookup: Lookup,
     /// Number of tokens that a draft model proposes at a time, whatever they cost; `None` means as
@@ -101,6 +105,7 @@ impl Default for GenerationParams {
             logprobs: None,
             logprobs_after_sampling: false,
             show_special: false,
+            context_shift: None,
             lookup: Lookup::Auto,
             draft_max: None,
         }

@@ -13,6 +13,7 @@ mod sequence;
 #[cfg(test)]
 mod tests;
 
+use std::ops::Range;
 use std::time::Duration;
 
 use octavo_kernels::Phase;
@@ -131,6 +132,24 @@ impl Scheduler {
         if let Some(at) = self.place(id) {
             self.sequences[at].tokens.push(token);
         }
+    }
+
+    /// Drops tokens of a request that has no draft tokens. What is left is its prompt from then on,
+    /// of which the tokens before stay computed as far as they were part of one.
+    pub(crate) fn shift(
+        &mut self,
+        kv_cache: &mut KvCacheManager,
+        id: RequestId,
+        dropped: Range<usize>,
+    ) {
+        let Some(at) = self.place(id) else { return };
+        let sequence = &mut self.sequences[at];
+        let kept = dropped.start.min(sequence.n_prompt);
+        let computed = kv_cache.truncate(&mut sequence.kv, kept);
+        sequence.tokens.drain(dropped);
+        sequence.n_prompt = sequence.tokens.len();
+        // the last token is new
+        sequence.reused.recomputed += sequence.n_prompt - 1 - computed;
     }
 
     /// Adds draft tokens to the next step of a request, if there is room.

@@ -43,7 +43,7 @@ pub(super) enum State {
 pub(crate) struct Reused {
     /// Taken from the cache when it began.
     pub cached: usize,
-    /// Recomputed after preemptions.
+    /// Recomputed after preemptions and context shifts.
     pub recomputed: usize,
 }
 

@@ -213,6 +213,14 @@ impl Proposer {
         self.index.find()
     }
 
+    /// Begins anew: the text has lost tokens, but what was learned of its drafts stays.
+    pub(crate) fn restart(&mut self) {
+        self.index = NgramIndex::default();
+        if let Some(Drafter::Mtp(session)) = &mut self.drafter {
+            session.begin_anew();
+        }
+    }
+
     /// Stops drafting.
     pub(crate) fn stop(&mut self) {
         self.lookup = Lookup::Off;

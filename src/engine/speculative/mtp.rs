@@ -152,6 +152,12 @@ impl MtpSession {
         (self.first, self.len) = (first, 0);
     }
 
+    /// Drops all entries and hidden states: the text begins differently.
+    pub(super) fn begin_anew(&mut self) {
+        self.restart(0);
+        self.hidden = vec![0.0; self.width()];
+    }
+
     /// Begins anew after the last image of the text, if one comes next.
     fn pass_images(&mut self, text: &[u32]) {
         let next = self.next();

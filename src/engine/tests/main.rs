@@ -5,6 +5,7 @@ mod architectures;
 mod batch;
 mod beams;
 mod choices;
+mod context_shift;
 mod determinism;
 mod embeddings;
 mod generate;

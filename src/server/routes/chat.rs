@@ -12,7 +12,7 @@ use axum::response::IntoResponse;
 use octavo_engine::{FinishReason, GenerationParams};
 use octavo_engine::{ImageHandle, Request};
 use octavo_text::chat::ChatTemplate;
-use octavo_text::chat::answer::{AnswerParser, Piece, Thoughts, Wants};
+use octavo_text::chat::answer::{AnswerParser, Piece, Wants};
 use serde_json::{Value, json};
 
 use super::conversation::{self, Asked};
@@ -31,6 +31,7 @@ use crate::server::now;
 use crate::sse;
 use crate::wire::{self, Usage};
 use crate::work::{Answer, Work};
+use demanded::Asks;
 use rendered::Prompt;
 use stream::ChatWriter;
 
@@ -194,22 +195,13 @@ pub(crate) fn prepare(
     } = asked;
     let template = template(app)?.variant(!conversation.tools.is_empty());
     let source = template.source();
-    let budget = demanded::budget(app, &fields)?;
-    let is_ignored = budget.is_set && !Thoughts::of(source).is_shown();
-    let ignored = is_ignored.then(|| demanded::NO_REASONING.to_owned());
-    let mut demanded = demanded::demanded(
-        &fields,
-        &conversation,
-        &choice,
-        source,
-        &rendered,
-        budget.limit,
-    )?;
-    if caller.has_helper()
-        && let Some(demanded) = &mut demanded
-    {
-        demanded.demand.strict = false;
-    }
+    let asks = Asks {
+        conversation: &conversation,
+        choice: &choice,
+        template: source,
+        rendered: &rendered,
+    };
+    let (demanded, ignored) = demanded::read(app, caller, &fields, &asks)?;
     let wants = Wants {
         tools: !conversation.tools.is_empty(),
         reasoning: fields.str("reasoning_format")? != Some("none"),
@@ -247,7 +239,7 @@ pub(crate) fn prepare(
             progress: Progress::wanted(&fields)?,
             verbose,
             n,
-            warnings: params::warnings(&fields, warning.into_iter().chain(ignored)),
+            warnings: params::warnings(app, &fields, warning.into_iter().chain(ignored)),
         },
     })
 }

@@ -182,7 +182,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             return_token_ids: fields.bool("return_token_ids")?.unwrap_or(false),
             timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
             progress: Progress::wanted(&fields)?,
-            warnings: params::warnings(&fields, None),
+            warnings: params::warnings(app, &fields, None),
         },
     })
 }

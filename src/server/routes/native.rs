@@ -138,7 +138,7 @@ fn prepare(
             return_tokens: fields.bool("return_tokens")?.unwrap_or(false),
             timings_per_token: fields.bool("timings_per_token")?.unwrap_or(false),
             progress: Progress::wanted(fields)?,
-            warnings: params::warnings(fields, None),
+            warnings: params::warnings(app, fields, None),
         },
     })
 }
@@ -236,7 +236,7 @@ fn last(style: &Style, index: usize, end: &End, timing: &Timing) -> Value {
         "generation_settings": style.settings,
         "prompt": style.prompts.get(index),
         "has_new_line": end.has_new_line,
-        "truncated": end.finish == FinishReason::ContextFull,
+        "truncated": end.finish == FinishReason::ContextFull || timing.discarded > 0,
         "stop_type": kind,
         "stopping_word": word.map_or("", String::as_str),
         "timings": wire::timings(timing),

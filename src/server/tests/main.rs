@@ -8,6 +8,7 @@ mod constraints;
 mod customs;
 mod defaults;
 mod fetching;
+mod full_context;
 mod hostile;
 mod images;
 mod llama_server;

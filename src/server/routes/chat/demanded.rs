@@ -2,11 +2,12 @@
 //! reasoning before.
 
 use octavo_grammar::{Calls, Demand, Reasoning, ReasoningBudget, tool_name};
-use octavo_text::chat::answer::CallFormat;
+use octavo_text::chat::answer::{CallFormat, Thoughts};
 use octavo_text::chat::{Continued, Conversation};
 use serde_json::Value;
 
 use crate::app::App;
+use crate::auth::Caller;
 use crate::demand::{self, Demanded};
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -24,47 +25,71 @@ const BUDGET_MESSAGE: &str = "reasoning_budget_message";
 const MAX_MESSAGE: usize = 4096;
 
 /// Warning for a request that limits reasoning which a model does not have.
-pub(super) const NO_REASONING: &str =
-    "the reasoning budget is ignored: the chat template shows no reasoning";
+const NO_REASONING: &str = "the reasoning budget is ignored: the chat template shows no reasoning";
 
-/// Limit of a request's reasoning.
-pub(super) struct Budget {
-    pub(super) limit: ReasoningBudget,
-    /// Whether the request sets it.
-    pub(super) is_set: bool,
+/// A rendered conversation, whose answer is demanded.
+pub(super) struct Asks<'a> {
+    pub(super) conversation: &'a Conversation,
+    pub(super) choice: &'a ToolChoice,
+    /// Source of the chat template.
+    pub(super) template: &'a str,
+    pub(super) rendered: &'a Continued,
 }
 
-/// Reads the limit of the reasoning; the server's options have it where the request has none, or
-/// -1.
-pub(super) fn budget(app: &App, fields: &Fields<'_>) -> Result<Budget, ApiError> {
-    let default = &app.options.reasoning_budget;
+/// Reads what a request demands of its answer; returns it with a warning, if there is one.
+pub(super) fn read(
+    app: &App,
+    caller: &Caller,
+    fields: &Fields<'_>,
+    asks: &Asks<'_>,
+) -> Result<(Option<Demanded>, Option<String>), ApiError> {
+    let own = own_budget(fields)?;
+    let is_ignored = own.is_some() && !Thoughts::of(asks.template).is_shown();
+    let budget = ReasoningBudget {
+        tokens: own.or(app.options.reasoning_budget.tokens),
+        message: message(app, fields)?,
+    };
+    let mut demanded = demanded(fields, asks, budget)?;
+    if caller.has_helper()
+        && let Some(demanded) = &mut demanded
+    {
+        demanded.demand.strict = false;
+    }
+    Ok((demanded, is_ignored.then(|| NO_REASONING.to_owned())))
+}
+
+/// Reads the limit of the reasoning; -1 leaves it to the server's options.
+fn own_budget(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
     let mut own = None;
     for name in BUDGETS {
         own = own.or(fields.limit(name, 0)?.flatten());
     }
+    Ok(own)
+}
+
+/// Reads the text that ends reasoning which is too long.
+fn message(app: &App, fields: &Fields<'_>) -> Result<String, ApiError> {
     let message = fields.str(BUDGET_MESSAGE)?;
     if message.is_some_and(|text| text.len() > MAX_MESSAGE) {
         let expected = format!("at most {MAX_MESSAGE} bytes");
         return Err(fields.wrong(BUDGET_MESSAGE, &expected));
     }
-    Ok(Budget {
-        limit: ReasoningBudget {
-            tokens: own.or(default.tokens),
-            message: message.unwrap_or(&default.message).to_owned(),
-        },
-        is_set: own.is_some(),
-    })
+    let default = &app.options.reasoning_budget.message;
+    Ok(message.unwrap_or(default).to_owned())
 }
 
 /// Returns the constraint on the answer: a forced call, the request's own, or either.
-pub(super) fn demanded(
+fn demanded(
     fields: &Fields<'_>,
-    conversation: &Conversation,
-    choice: &ToolChoice,
-    template: &str,
-    rendered: &Continued,
+    asks: &Asks<'_>,
     budget: ReasoningBudget,
 ) -> Result<Option<Demanded>, ApiError> {
+    let Asks {
+        conversation,
+        choice,
+        template,
+        rendered,
+    } = *asks;
     let text = demand::read(fields)?;
     let several = fields.bool("parallel_tool_calls")?.unwrap_or(true);
     let is_chosen = |tool: &&Value| match choice {

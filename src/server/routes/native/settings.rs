@@ -28,12 +28,22 @@ pub(crate) fn of(app: &App, options: &GenerationParams, stream: bool) -> Value {
         "logit_bias": bias.collect::<Vec<_>>(),
         "n_probs": options.logprobs.unwrap_or(0),
         "post_sampling_probs": options.logprobs_after_sampling,
-        // a context that is full ends the text
-        "n_keep": 0,
+        "n_keep": n_keep(options),
     });
     if let (Value::Object(all), Value::Object(numbers)) = (&mut settings, params::numbers(sampler))
     {
         all.extend(numbers);
     }
     settings
+}
+
+/// Returns the number of tokens that context shifts keep, -1 for the prompt; 0 where a full context
+/// ends the text.
+fn n_keep(options: &GenerationParams) -> i64 {
+    match options.context_shift {
+        None => 0,
+        Some(shift) => shift
+            .keep
+            .map_or(-1, |n| i64::try_from(n).unwrap_or(i64::MAX)),
+    }
 }
