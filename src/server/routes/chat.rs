@@ -193,8 +193,8 @@ pub(crate) fn prepare(
         choice,
         ..
     } = asked;
-    let template = template(app)?.variant(!conversation.tools.is_empty());
-    let source = template.source();
+    let takes_tools = !conversation.tools.is_empty();
+    let source = template(app)?.variant(takes_tools).source();
     let asks = Asks {
         conversation: &conversation,
         choice: &choice,
@@ -203,7 +203,7 @@ pub(crate) fn prepare(
     };
     let (demanded, ignored) = demanded::read(app, caller, &fields, &asks)?;
     let wants = Wants {
-        tools: !conversation.tools.is_empty(),
+        tools: takes_tools,
         reasoning: fields.str("reasoning_format")? != Some("none"),
     };
     let calls = demanded

@@ -2,6 +2,7 @@
 //! commit; others measure speed, make models, compare numbers with llama.cpp, and build what users
 //! install.
 
+mod arch;
 mod busy;
 mod check;
 mod compare_llama;
@@ -30,6 +31,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Task {
+    Arch(arch::ArchArgs),
     Busy(Box<busy::BusyArgs>),
     /// Formatting, lints, tests and documentation
     Check,
@@ -51,6 +53,7 @@ enum Task {
 
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
+        Task::Arch(args) => arch::run(&args),
         Task::Busy(args) => busy::run(&args),
         Task::Check => check::check(),
         Task::CompareLlama(args) => compare_llama::run(&args),
