@@ -15,7 +15,7 @@ use octavo_text::chat::ChatTemplate;
 use octavo_text::chat::answer::{AnswerParser, Piece, Wants};
 use serde_json::{Value, json};
 
-use super::conversation::{self, Asked};
+use super::conversation;
 use super::native::settings;
 use crate::app::App;
 use crate::auth::Caller;
@@ -188,11 +188,7 @@ pub(crate) fn prepare(
         tokens: prompt,
         warning,
     } = rendered::fitting(app, &mut asked, &images)?;
-    let Asked {
-        conversation,
-        choice,
-        ..
-    } = asked;
+    let (conversation, choice) = (asked.conversation, asked.choice);
     let takes_tools = !conversation.tools.is_empty();
     let source = template(app)?.variant(takes_tools).source();
     let asks = Asks {
