@@ -29,7 +29,7 @@ struct AttentionParams {
     float cap;   // of scaled scores; 0: none
     u32 window;  // positions that a row sees up to its own, with this; 0: all
     u32 after;   // positions that it sees behind its own, if there are so many; below 2^31
-    u32 unused;
+    u32 chunked;  // whether a row sees what is from the last multiple of `window` on, instead
 };
 static_assert(sizeof(AttentionParams) == 168, "kernels/src/cuda/params.rs has the same");
 
@@ -43,7 +43,8 @@ struct Seen {
 DEVICE Seen seen_by(const AttentionParams& p, u32 row) {
     if (p.firsts != nullptr) return {p.firsts[row], p.ends[row]};
     const u32 own = static_cast<u32>(p.paging.positions[row] + 1);
-    const u32 first = p.window != 0 && own > p.window ? own - p.window : 0;
+    u32 first = p.window != 0 && own > p.window ? own - p.window : 0;
+    if (p.chunked != 0 && p.window != 0 && own != 0) first = (own - 1) / p.window * p.window;
     return {first, least(own + p.after, p.ends[row])};
 }
 

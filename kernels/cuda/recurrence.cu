@@ -89,8 +89,8 @@ struct LinearAttentionParams {
     const float* q;      // (rows, keys, key_dim)
     const float* k;      // the same
     const float* v;      // (rows, heads, value_dim)
-    const float* decay;  // (rows, heads)
-    const float* rate;   // the same
+    const float* decay;  // (rows, heads), or (rows, heads, key_dim): `decay_by_key`
+    const float* rate;   // (rows, heads)
     float* out;          // (rows, heads, value_dim)
     // (heads, value_dim / 16, key_dim, 16), the last values of a head with others that are unused
     States states;
@@ -101,7 +101,7 @@ struct LinearAttentionParams {
     u32 tiled;  // whether keys take turns; otherwise neighbouring heads share one
     u32 delta;  // whether what the matrix answers to a key is taken away first
     float scale;
-    u32 unused;
+    u32 decay_by_key;
 };
 static_assert(sizeof(LinearAttentionParams) == 104, "kernels/src/cuda/params.rs has the same");
 
@@ -117,13 +117,15 @@ constexpr u32 TOKENS = 16;
 // Values that stand side by side in a state.
 constexpr u32 STATE_LANES = 16;
 
-// Inputs of a block; keys end with zeros.
-template <u32 KEYS>
+// Inputs of a block; keys end with zeros. A token has one decay, or one for each dimension of keys.
+template <u32 KEYS, bool BY_KEY>
 struct Tokens {
+    static constexpr u32 DECAYS = BY_KEY ? KEYS : 1;
+
     float q[TOKENS][KEYS];
     float k[TOKENS][KEYS];
     float v[TOKENS][VALUES];
-    float decay[TOKENS];
+    float decay[TOKENS][DECAYS];
     float rate[TOKENS];
 };
 
@@ -150,9 +152,16 @@ DEVICE Place place_of(const LinearAttentionParams& p) {
 DEVICE u32 key_at(u32 i, u32 part) { return (i / PIECE * PARTS + part) * PIECE + i % PIECE; }
 
 // Brings `n` tokens from `row` on, all threads together.
-template <u32 KEYS>
-DEVICE void bring(Tokens<KEYS>& tokens, const LinearAttentionParams& p, const Place& place, u64 row,
-                  u32 n) {
+template <u32 KEYS, bool BY_KEY>
+DEVICE void bring(Tokens<KEYS, BY_KEY>& tokens, const LinearAttentionParams& p, const Place& place,
+                  u64 row, u32 n) {
+    constexpr u32 DECAYS = Tokens<KEYS, BY_KEY>::DECAYS;
+    const u32 decays = BY_KEY ? p.key_dim : 1;
+    for (u32 i = threadIdx.x; i < n * DECAYS; i += LINEAR_THREADS) {
+        const u32 t = i / DECAYS, j = i % DECAYS;
+        const u64 from = ((row + t) * p.heads + place.head) * decays + j;
+        tokens.decay[t][j] = j < decays ? p.decay[from] : 0.0f;
+    }
     for (u32 i = threadIdx.x; i < n * KEYS; i += LINEAR_THREADS) {
         const u32 t = i / KEYS, j = i % KEYS;
         const u64 from = ((row + t) * p.keys + place.key) * p.key_dim + j;
@@ -165,7 +174,6 @@ DEVICE void bring(Tokens<KEYS>& tokens, const LinearAttentionParams& p, const Pl
         tokens.v[t][i % VALUES] = value < p.value_dim ? p.v[from] : 0.0f;
     }
     for (u32 t = threadIdx.x; t < n; t += LINEAR_THREADS) {
-        tokens.decay[t] = p.decay[(row + t) * p.heads + place.head];
         tokens.rate[t] = p.rate[(row + t) * p.heads + place.head];
     }
 }
@@ -204,6 +212,16 @@ struct Row {
         return lanes_sum<PARTS>(sums[0] + sums[1] + (sums[2] + sums[3]));
     }
 
+    // Fades, each dimension of keys by its own decay.
+    DEVICE void fade(const float* decay, u32 part) {
+#pragma unroll
+        for (u32 i = 0; i < OWN; i += PIECE) {
+            const Words piece = load16(decay + key_at(i, part));
+#pragma unroll
+            for (u32 j = 0; j < PIECE; ++j) m[i + j] *= as_float(piece.w[j]);
+        }
+    }
+
     // Fades and takes a key times `change`.
     DEVICE void write(const float* key, float decay, float change, u32 part) {
 #pragma unroll
@@ -216,9 +234,10 @@ struct Row {
     }
 };
 
-template <u32 KEYS>
+template <u32 KEYS, bool BY_KEY>
 DEVICE void linear_attention(const LinearAttentionParams& p) {
-    SHARED(Tokens<KEYS>, tokens, );
+    using Inputs = Tokens<KEYS, BY_KEY>;
+    SHARED(Inputs, tokens, );
     const Place place = place_of(p);
     const Span span = p.states.spans[blockIdx.x / p.heads];
     const bool exists = place.value < p.value_dim;
@@ -234,7 +253,9 @@ DEVICE void linear_attention(const LinearAttentionParams& p) {
         bring(tokens, p, place, static_cast<u64>(span.first) + done, n);
         __syncthreads();
         for (u32 t = 0; t < n; ++t) {
-            const float decay = tokens.decay[t];
+            // a row that has faded already decays no more
+            const float decay = BY_KEY ? 1.0f : tokens.decay[t][0];
+            if (BY_KEY) row.fade(tokens.decay[t], place.part);
             float value = tokens.v[t][threadIdx.x / PARTS];
             if (p.delta != 0) value = value - decay * row.answer(tokens.k[t], place.part);
             row.write(tokens.k[t], decay, tokens.rate[t] * value, place.part);
@@ -248,6 +269,18 @@ DEVICE void linear_attention(const LinearAttentionParams& p) {
     }
 }
 
-KERNEL(linear_attention_64, LinearAttentionParams, LINEAR_THREADS) { linear_attention<64>(p); }
-KERNEL(linear_attention_128, LinearAttentionParams, LINEAR_THREADS) { linear_attention<128>(p); }
-KERNEL(linear_attention_256, LinearAttentionParams, LINEAR_THREADS) { linear_attention<256>(p); }
+KERNEL(linear_attention_64, LinearAttentionParams, LINEAR_THREADS) {
+    linear_attention<64, false>(p);
+}
+KERNEL(linear_attention_128, LinearAttentionParams, LINEAR_THREADS) {
+    linear_attention<128, false>(p);
+}
+KERNEL(linear_attention_256, LinearAttentionParams, LINEAR_THREADS) {
+    linear_attention<256, false>(p);
+}
+KERNEL(linear_attention_by_key_64, LinearAttentionParams, LINEAR_THREADS) {
+    linear_attention<64, true>(p);
+}
+KERNEL(linear_attention_by_key_128, LinearAttentionParams, LINEAR_THREADS) {
+    linear_attention<128, true>(p);
+}

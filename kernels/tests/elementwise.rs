@@ -315,10 +315,15 @@ fn layer_norms_match_f64() {
 
 #[test]
 fn scales_follow_positions() {
-    let (m, width, rate, step) = (40, 33, 0.1f32, 16);
+    let (m, width, rate, step, offset) = (40, 33, 0.1f32, 16, 1);
     let x = Rng(21).floats(m * width);
     let on = |isa, threads, phase| {
-        let op = Op::ScaleByPosition { x: 0, rate, step };
+        let op = Op::ScaleByPosition {
+            x: 0,
+            rate,
+            step,
+            offset,
+        };
         let ops = vec![embed(m, width, &x, 0), op.to(1)];
         let pool = Pool::new(threads).expect("threads");
         let mut executor = Executor::new(isa, program(ops, &[width; 2], KV), Vec::new(), pool);
@@ -327,7 +332,7 @@ fn scales_follow_positions() {
     for isa in Isa::available() {
         let got = on(isa, 1, Phase::Prefill);
         for (position, (x, got)) in x.chunks(width).zip(got.chunks(width)).enumerate() {
-            let factor = 1.0 + f64::from(rate) * ((1 + position / step) as f64).ln();
+            let factor = 1.0 + f64::from(rate) * ((1 + (position + offset) / step) as f64).ln();
             for (x, got) in x.iter().zip(got) {
                 let y = factor * f64::from(*x);
                 let error = (f64::from(*got) - y).abs();

@@ -130,15 +130,18 @@ fn linear_attention_is_its_formula() {
         key_dim,
         value_dim,
     };
-    for (s, heads, delta) in [
-        (sizes(9, 4, 2, 16, 16), KeyHeads::Tiled, true),
-        (sizes(7, 4, 2, 16, 16), KeyHeads::Grouped, true),
-        (sizes(20, 2, 1, 128, 128), KeyHeads::Grouped, true),
-        (sizes(6, 8, 2, 33, 20), KeyHeads::Grouped, false),
-        (sizes(5, 3, 1, 7, 5), KeyHeads::Tiled, false),
-        (sizes(12, 6, 3, 64, 72), KeyHeads::Tiled, true),
+    for (s, heads, delta, by_key) in [
+        (sizes(9, 4, 2, 16, 16), KeyHeads::Tiled, true, false),
+        (sizes(7, 4, 2, 16, 16), KeyHeads::Grouped, true, false),
+        (sizes(20, 2, 1, 128, 128), KeyHeads::Grouped, true, false),
+        (sizes(6, 8, 2, 33, 20), KeyHeads::Grouped, false, false),
+        (sizes(5, 3, 1, 7, 5), KeyHeads::Tiled, false, false),
+        (sizes(12, 6, 3, 64, 72), KeyHeads::Tiled, true, false),
+        (sizes(9, 4, 4, 16, 16), KeyHeads::Grouped, true, true),
+        (sizes(17, 2, 1, 128, 72), KeyHeads::Tiled, true, true),
+        (sizes(6, 2, 2, 33, 20), KeyHeads::Grouped, false, true),
     ] {
-        let (case, exact) = linear_attention(&mut rng, s, heads, delta);
+        let (case, exact) = linear_attention(&mut rng, s, heads, (delta, by_key));
         for isa in Isa::available() {
             let got = case.in_any_steps(isa, s.n);
             exact.check(&format!("{isa} {s:?}"), &got);
@@ -228,7 +231,7 @@ fn a_tiny_state_is_each_threads_own_part() {
         value_dim: 18,
     };
     let mut rng = Rng(35);
-    let (recurrent, _) = linear_attention(&mut rng, sizes, KeyHeads::Grouped, true);
+    let (recurrent, _) = linear_attention(&mut rng, sizes, KeyHeads::Grouped, (true, false));
     let (convolved, _) = convolution(&mut rng, (3, 70, 3));
     for case in [recurrent, convolved] {
         let got = case.run(Isa::Scalar, 2, &[2, 3], &[1]);

@@ -392,20 +392,35 @@ const KEY_DIMS: [usize; 3] = [64, 128, 256];
 /// Values of a head per block of `linear_attention`.
 const LINEAR_VALUES: u32 = 32;
 
-/// Maximum key length of [`linear_attention`].
-pub const MAX_KEY_DIM: usize = KEY_DIMS[KEY_DIMS.len() - 1];
+/// Key lengths that it is compiled for with decays by key.
+const KEY_DIMS_BY_KEY: [usize; 2] = [64, 128];
+
+/// Returns the maximum key length of [`linear_attention`], with or without decays by key.
+pub const fn max_key_dim(decay_by_key: bool) -> usize {
+    match decay_by_key {
+        false => KEY_DIMS[KEY_DIMS.len() - 1],
+        true => KEY_DIMS_BY_KEY[KEY_DIMS_BY_KEY.len() - 1],
+    }
+}
 
 /// Computes linear attention with the states of `sequences` sequences.
 ///
 /// # Panics
-/// For keys of more than [`MAX_KEY_DIM`] values.
+/// For keys of more than [`max_key_dim`] values.
 pub fn linear_attention(p: &LinearAttention, sequences: u32) -> Launch {
     let fits = |dim: &usize| p.key_dim as usize <= *dim;
-    let dim = KEY_DIMS.into_iter().find(fits);
-    let dim = dim.unwrap_or_else(|| panic!("keys of {} values: see `MAX_KEY_DIM`", p.key_dim));
+    let by_key = p.decay_by_key != 0;
+    let dims = if by_key {
+        &KEY_DIMS_BY_KEY[..]
+    } else {
+        &KEY_DIMS
+    };
+    let dim = dims.iter().copied().find(fits);
+    let dim = dim.unwrap_or_else(|| panic!("keys of {} values: see `max_key_dim`", p.key_dim));
     // sequences in x: only this dimension of a grid is never too small
     let grid = [sequences * p.heads, p.value_dim.div_ceil(LINEAR_VALUES), 1];
-    let name = format!("linear_attention_{dim}");
+    let kind = if by_key { "_by_key" } else { "" };
+    let name = format!("linear_attention{kind}_{dim}");
     launch(Module::Recurrence, name, grid, 128, p)
 }
 

@@ -144,12 +144,12 @@ pub enum Error {
     /// Unsupported head size.
     #[error("attention heads of {0} values: expected a multiple of 8, at most 256, on a GPU")]
     HeadDim(usize),
-    /// Unsupported key size of linear attention.
+    /// Unsupported key size of linear attention, which may have decays by key.
     #[error(
         "linear attention with keys of {0} values: expected at most {max}, on a GPU",
-        max = launch::MAX_KEY_DIM
+        max = launch::max_key_dim(*.1)
     )]
-    KeyDim(usize),
+    KeyDim(usize, bool),
     /// A page that a step needs is missing from its block table, as detected by the kernels: a bug.
     #[error(
         "sequence {sequence}, position {position}: the block table on the GPU lacks one of its \

@@ -152,7 +152,8 @@ params! {
     /// `recurrence.cu`.
     LinearAttention, 104 {
         q: Ptr, k: Ptr, v: Ptr, decay: Ptr, rate: Ptr, out: Ptr, states: States, heads: u32,
-        keys: u32, key_dim: u32, value_dim: u32, tiled: u32, delta: u32, scale: f32, unused: u32,
+        keys: u32, key_dim: u32, value_dim: u32, tiled: u32, delta: u32, scale: f32,
+        decay_by_key: u32,
     }
     /// `probe.cu`.
     Peak, 16 { out: Ptr, rounds: u32, unused: u32 }
@@ -161,6 +162,6 @@ params! {
         q: Ptr, pages_k: Ptr, pages_v: Ptr, sums: Ptr, states: Ptr, out: Ptr, integers: Ptr,
         tiles: Ptr, sinks: Ptr, firsts: Ptr, ends: Ptr, paging: Paging,
         heads: u32, heads_kv: u32, splits: u32, scale: f32, cap: f32, window: u32, after: u32,
-        unused: u32,
+        chunked: u32,
     }
 }

@@ -55,7 +55,7 @@ impl SectionPart<'_> {
     /// # Safety
     /// As [`SectionPart::causal_conv`]. *Shares* of sequences and [`STATE_LANES`] values of a head.
     pub(super) unsafe fn linear_attention(&self, op: &Recurrent) {
-        let heads = self.width(op.decay);
+        let heads = self.width(op.rate);
         let blocks = (self.width(op.v) / heads).div_ceil(STATE_LANES);
         for i in self.w.share(self.spans.len() * heads * blocks, 1) {
             let (span, block) = (&self.spans[i / (heads * blocks)], i % (heads * blocks));
@@ -69,7 +69,8 @@ impl SectionPart<'_> {
     /// # Safety
     /// As [`SectionPart::linear_attention`]; the block is of this member's share.
     unsafe fn linear_block(&self, op: &Recurrent, span: &Span, head: usize, block: usize) {
-        let (heads, key_dim) = (self.width(op.decay), op.how.key_dim);
+        let (heads, key_dim) = (self.width(op.rate), op.how.key_dim);
+        let decays = self.width(op.decay) / heads;
         let value_dim = self.width(op.v) / heads;
         let key = op.how.heads.key_of(head, heads, self.width(op.q) / key_dim) * key_dim;
         let value = head * value_dim + block * STATE_LANES;
@@ -99,13 +100,14 @@ impl SectionPart<'_> {
                     q: inputs(op.q, key),
                     k: inputs(op.k, key),
                     v: inputs(op.v, value),
-                    decay: inputs(op.decay, head),
+                    decay: inputs(op.decay, head * decays),
                     rate: inputs(op.rate, head),
                     y: rows(op.out, value),
                     tokens: write.after - done,
                     key_dim,
                     lanes: STATE_LANES.min(value_dim - block * STATE_LANES),
                     delta: op.how.delta,
+                    decay_by_key: op.how.decay_by_key,
                     scale: op.how.scale,
                     state,
                 });

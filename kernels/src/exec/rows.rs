@@ -65,8 +65,14 @@ impl SectionPart<'_> {
                     self.by_element((table.gate)(*act), *gate, *up, result());
                 }
                 Op::Unary { x, f } => self.unary(*f, *x, result()),
-                Op::ScaleByPosition { x, rate, step } => {
-                    self.scale_by_position(*x, *rate, *step, result());
+                Op::ScaleByPosition {
+                    x,
+                    rate,
+                    step,
+                    offset,
+                } => {
+                    let factor = |position| scale_at(position, *rate, *step, *offset);
+                    self.scale_by_position(*x, factor, result());
                 }
                 Op::Add { a, b } => self.by_element(table.add, *a, *b, result()),
                 Op::SelectRows { x } => self.select(*x, result()),
@@ -106,7 +112,7 @@ impl SectionPart<'_> {
                 Op::Gather { x, ids } => self.gather(*x, *ids, result()),
                 Op::Normalize { x, least } => self.normalize(*x, *least, result()),
                 // a sum of one part
-                Op::ScaleRows { x, by } => self.weighted_sum(*x, *by, result()),
+                Op::ScaleRows { x, by } => self.scale_rows(*x, *by, result()),
                 Op::ExpertSum { x, weights } => self.weighted_sum(*x, *weights, result()),
                 Op::ExpertBias { x, bias, ids } => self.expert_bias(*x, bias, *ids, result()),
                 Op::AllGather { cut, .. } => self.join_parts(*cut, result(), grain),
@@ -307,10 +313,10 @@ impl SectionPart<'_> {
 
     /// # Safety
     /// As [`SectionPart::run`]. *Shares* of rows.
-    unsafe fn scale_by_position(&self, x: Slot, rate: f32, step: usize, out: Slot) {
+    unsafe fn scale_by_position(&self, x: Slot, factor: impl Fn(usize) -> f32, out: Slot) {
         let all = 0..self.width(x);
         for r in self.w.share(self.rows.len(), 1) {
-            let factor = scale_at(self.rows[r].pos, rate, step);
+            let factor = factor(self.rows[r].pos);
             // SAFETY: this row is of this member's share, and its input is finished.
             unsafe {
                 let from = self.row(x, r, all.clone()).as_ptr();

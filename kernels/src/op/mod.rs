@@ -69,9 +69,14 @@ pub enum Op<V, M, C, T> {
     Gate { gate: V, up: V, act: Activation },
     /// `f(x)`, value by value.
     Unary { x: V, f: Function },
-    /// Every row times `1 + rate * ln(1 + floor(position / step))`, which keeps attention scores
-    /// distinct in long contexts.
-    ScaleByPosition { x: V, rate: f32, step: usize },
+    /// Every row times `1 + rate * ln(1 + floor((position + offset) / step))`, which keeps attention
+    /// scores distinct in long contexts.
+    ScaleByPosition {
+        x: V,
+        rate: f32,
+        step: usize,
+        offset: usize,
+    },
     /// `a + b`.
     Add { a: V, b: V },
     /// `a * b`, value by value.
@@ -125,7 +130,7 @@ pub enum Op<V, M, C, T> {
     Gather { x: V, ids: V },
     /// Every row divided by its sum, or by `least` if that is more.
     Normalize { x: V, least: f32 },
-    /// Every row of `x` times the one value of the row in `by`.
+    /// Every row of `x` times the values of the row in `by`, each for equally many neighbours.
     ScaleRows { x: V, by: V },
     /// Products with the experts that `ids` names: `w` holds `experts` matrices one below the
     /// other. `x` is one row for all, or one for each of them, side by side like the results.
@@ -148,6 +153,8 @@ pub struct Recurrence {
     /// The delta rule: `a` is the value that the decayed matrix already holds for the key, so that
     /// the new value replaces it. Otherwise `a` is zero.
     pub delta: bool,
+    /// Each head has a decay for each dimension of its key, instead of one.
+    pub decay_by_key: bool,
     /// Multiplies the result.
     pub scale: f32,
 }
@@ -198,6 +205,8 @@ pub struct Scores {
     /// A query at position `q` sees the keys at positions above `q - window`: `window` of them with
     /// its own. At least 1. Where attention is not causal, it sees those at most `window / 2` away.
     pub window: Option<usize>,
+    /// The window does not move: a query sees the keys from the last multiple of `window` on.
+    pub chunked: bool,
     /// A query sees no later position; otherwise all of its sequence, which is one step then.
     pub causal: bool,
     /// A query sees the positions of its own block and no others, whatever the fields above say;
@@ -215,6 +224,7 @@ impl Scores {
             scale,
             cap: None,
             window: None,
+            chunked: false,
             causal: true,
             blocks: false,
             images: false,
@@ -239,7 +249,10 @@ impl Scores {
 
     /// The positions that a query at `position` sees of a sequence of `len` positions.
     pub(crate) fn visible(self, position: usize, len: usize) -> Range<usize> {
-        let first = self.before().map_or(0, |n| position.saturating_sub(n));
+        let first = match self.window.filter(|_| self.chunked) {
+            Some(chunk) => position / chunk * chunk,
+            None => self.before().map_or(0, |n| position.saturating_sub(n)),
+        };
         let end = self.after().map_or(len, |n| position.saturating_add(n + 1));
         first..end.min(len)
     }
@@ -414,6 +427,6 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
 }
 
 /// Factor by which [`Op::ScaleByPosition`] scales the values at `position`.
-pub(crate) fn scale_at(position: usize, rate: f32, step: usize) -> f32 {
-    (1.0 + f64::from(rate) * ((1 + position / step) as f64).ln()) as f32
+pub(crate) fn scale_at(position: usize, rate: f32, step: usize, offset: usize) -> f32 {
+    (1.0 + f64::from(rate) * ((1 + (position + offset) / step) as f64).ln()) as f32
 }

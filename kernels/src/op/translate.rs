@@ -80,7 +80,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             Attention { q: value, cache: cache, scores: as_is, sinks: any_vector }
             Gate { gate: value, up: value, act: as_is }
             Unary { x: value, f: as_is }
-            ScaleByPosition { x: value, rate: as_is, step: as_is }
+            ScaleByPosition { x: value, rate: as_is, step: as_is, offset: as_is }
             Add { a: value, b: value }
             Mul { a: value, b: value }
             MulVector { x: value, by: vector }

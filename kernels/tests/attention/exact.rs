@@ -103,6 +103,15 @@ fn integers(weights: &[(f64, f64)], values: &[Vec<f64>], first: usize) -> Vec<f6
     errors
 }
 
+/// Returns the first position that token `t` attends to, where attention is causal.
+fn first_seen(c: Case, t: usize) -> usize {
+    match (c.scores.window, c.scores.chunked) {
+        (None, _) => 0,
+        (Some(window), false) => (t + 1).saturating_sub(window),
+        (Some(chunk), true) => t - t % chunk,
+    }
+}
+
 /// Returns the first position that token `t` of `len` attends to, and the end of the range.
 fn seen(c: Case, t: usize, len: usize) -> (usize, usize) {
     match (c.scores.window, c.scores.causal) {
@@ -111,8 +120,8 @@ fn seen(c: Case, t: usize, len: usize) -> (usize, usize) {
             let block = ends.partition_point(|end| *end <= t);
             (block.checked_sub(1).map_or(0, |b| ends[b]), ends[block])
         }
-        (window, true) => {
-            let first = window.map_or(0, |window| (t + 1).saturating_sub(window));
+        (_, true) => {
+            let first = first_seen(c, t);
             let own = IMAGES.into_iter().find(|image| image.contains(&t));
             let own = own.filter(|_| c.scores.images);
             (first, own.map_or(t + 1, |image| image.end))

@@ -13,11 +13,19 @@ fn scores_and_sinks() -> Vec<(Scores, bool)> {
         scale: SCALE,
         cap,
         window,
+        chunked: false,
         causal: true,
         blocks: false,
         images: false,
     };
+    let in_chunks = |chunk| Scores {
+        chunked: true,
+        ..of(Some(chunk), None)
+    };
     vec![
+        (in_chunks(17), false),
+        (in_chunks(128), true),
+        (in_chunks(1000), false),
         (of(Some(1), None), false),
         (of(Some(16), None), false),
         (of(Some(17), None), false),
@@ -109,13 +117,12 @@ fn windows_caps_and_sinks_match_f64() {
     show(worst);
 }
 
-/// As [`identity`], without the pages that a step from `start` on does not read.
+/// As [`identity`], without the pages that a cache has given back before a step from `start` on:
+/// those outside a moving window.
 fn without_passed(c: Case, n: usize, start: usize) -> Vec<u32> {
     let mut table = identity(n);
-    let first = c
-        .scores
-        .window
-        .map_or(0, |window| (start + 1).saturating_sub(window));
+    let window = c.scores.window;
+    let first = window.map_or(0, |window| (start + 1).saturating_sub(window));
     table[..first / 16].fill(u32::MAX);
     table
 }
@@ -125,7 +132,7 @@ fn windows_depend_on_no_neighbour_and_pages_before_them_are_not_read() {
     for isa in Isa::available() {
         for (i, (heads, heads_kv, head_dim, types)) in shapes().into_iter().enumerate() {
             let all = scores_and_sinks();
-            for k in some_of([i % all.len(), 7, 10], i, 2) {
+            for k in some_of([i % all.len(), 1, 10, 13], i, 2) {
                 let (scores, sinks) = all[k];
                 let c = Case {
                     isa,
@@ -172,6 +179,7 @@ fn windows_leave_pieces_out() {
                 scale: SCALE,
                 cap,
                 window,
+                chunked: false,
                 causal: true,
                 blocks: false,
                 images: false,
@@ -291,6 +299,7 @@ fn every_position_is_seen() {
                     scale: SCALE,
                     cap,
                     window,
+                    chunked: false,
                     causal: false,
                     blocks,
                     images: false,

@@ -106,6 +106,7 @@ impl Layers {
                     scale: 0.125,
                     cap: Some(20.0),
                     window: (layer % 2 == 1).then_some(WINDOW),
+                    chunked: false,
                     causal: true,
                     blocks: false,
                     images: false,

@@ -99,7 +99,7 @@ impl Rows {
 }
 
 /// Creates queries, keys, values, decays and rates as in programs.
-fn inputs(rng: &mut Rng, s: Sizes) -> [Rows; 5] {
+fn inputs(rng: &mut Rng, s: Sizes, decay_by_key: bool) -> [Rows; 5] {
     let mut unit = |heads: usize| {
         let mut rows = rng.floats(s.n * heads * s.key_dim);
         for head in rows.chunks_mut(s.key_dim) {
@@ -113,15 +113,16 @@ fn inputs(rng: &mut Rng, s: Sizes) -> [Rows; 5] {
         s.heads * s.value_dim,
         rng.floats(s.n * s.heads * s.value_dim),
     );
-    let mut part = |least: f32| {
-        let rows = rng.floats(s.n * s.heads);
+    let mut part = |least: f32, width: usize| {
+        let rows = rng.floats(s.n * width);
         let rows = rows
             .iter()
             .map(|x| least + (1.0 - least) * x.abs())
             .collect();
-        Rows::new(s.heads, rows)
+        Rows::new(width, rows)
     };
-    [q, k, v, part(0.5), part(0.0)]
+    let decays = if decay_by_key { s.key_dim } else { 1 };
+    [q, k, v, part(0.5, s.heads * decays), part(0.0, s.heads)]
 }
 
 /// Computes the results in f64, and the magnitude of the intermediate sums.
@@ -135,7 +136,12 @@ fn exactly(s: Sizes, how: &Recurrence, [q, k, v, decay, rate]: &[Rows; 5]) -> (V
             KeyHeads::Tiled => head % s.keys,
         };
         for t in 0..s.n {
-            row.iter_mut().for_each(|m| *m *= decay.at(t, head));
+            for (j, m) in row.iter_mut().enumerate() {
+                *m *= match how.decay_by_key {
+                    false => decay.at(t, head),
+                    true => decay.at(t, head * s.key_dim + j),
+                };
+            }
             let dot = |row: &[f64], with: &Rows| -> f64 {
                 let terms = row.iter().enumerate();
                 terms
@@ -163,15 +169,16 @@ pub(crate) fn linear_attention(
     rng: &mut Rng,
     s: Sizes,
     heads: KeyHeads,
-    delta: bool,
+    (delta, decay_by_key): (bool, bool),
 ) -> (Case, Exact) {
     let how = Recurrence {
         key_dim: s.key_dim,
         heads,
         delta,
+        decay_by_key,
         scale: 0.7,
     };
-    let inputs = inputs(rng, s);
+    let inputs = inputs(rng, s, decay_by_key);
     let (exact, largest) = exactly(s, &how, &inputs);
     let tables = inputs.iter().enumerate();
     let mut ops: Vec<Instruction> = tables

@@ -258,7 +258,7 @@ impl Scene {
             cap: self.cap.unwrap_or(0.0),
             window: self.window.unwrap_or(0) as u32,
             after: self.after as u32,
-            unused: 0,
+            chunked: 0,
         }
     }
 

@@ -247,7 +247,7 @@ fn attention_leaves_integers() {
         cap: 1.5,
         window: 12,
         after: 0,
-        unused: 0,
+        chunked: 0,
     };
     launch::attend(KvType::F32, dim, &p, p.splits)
         .iter()

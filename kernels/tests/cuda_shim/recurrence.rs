@@ -247,17 +247,20 @@ fn linear_attention_is_its_formula() {
         key_dim,
         value_dim,
     };
-    for (s, heads, delta) in [
-        (sizes(7, 4, 2, 16, 16), KeyHeads::Tiled, true),
-        (sizes(7, 4, 2, 16, 16), KeyHeads::Grouped, true),
-        (sizes(5, 3, 1, 7, 5), KeyHeads::Tiled, false),
-        (sizes(17, 6, 3, 64, 72), KeyHeads::Tiled, true),
-        (sizes(6, 8, 2, 65, 20), KeyHeads::Grouped, false),
-        (sizes(20, 2, 1, 128, 128), KeyHeads::Grouped, true),
-        (sizes(5, 1, 1, 130, 33), KeyHeads::Grouped, true),
-        (sizes(4, 2, 2, 256, 256), KeyHeads::Tiled, true),
+    for (s, heads, delta, by_key) in [
+        (sizes(7, 4, 2, 16, 16), KeyHeads::Tiled, true, false),
+        (sizes(7, 4, 2, 16, 16), KeyHeads::Grouped, true, false),
+        (sizes(5, 3, 1, 7, 5), KeyHeads::Tiled, false, false),
+        (sizes(17, 6, 3, 64, 72), KeyHeads::Tiled, true, false),
+        (sizes(6, 8, 2, 65, 20), KeyHeads::Grouped, false, false),
+        (sizes(20, 2, 1, 128, 128), KeyHeads::Grouped, true, false),
+        (sizes(5, 1, 1, 130, 33), KeyHeads::Grouped, true, false),
+        (sizes(4, 2, 2, 256, 256), KeyHeads::Tiled, true, false),
+        (sizes(9, 4, 4, 16, 16), KeyHeads::Grouped, true, true),
+        (sizes(17, 2, 1, 128, 72), KeyHeads::Tiled, true, true),
+        (sizes(6, 2, 2, 33, 20), KeyHeads::Grouped, false, true),
     ] {
-        let (case, exact) = linear_attention(&mut rng, s, heads, delta);
+        let (case, exact) = linear_attention(&mut rng, s, heads, (delta, by_key));
         check_in_any_steps(&case, &exact, s.n, &format!("{s:?}"));
     }
 }
@@ -274,7 +277,7 @@ fn one_of_each(n: usize) -> [Case; 2] {
     };
     [
         convolution(&mut rng, (n, 70, 4)).0,
-        linear_attention(&mut rng, s, KeyHeads::Tiled, true).0,
+        linear_attention(&mut rng, s, KeyHeads::Tiled, (true, false)).0,
     ]
 }
 
@@ -431,7 +434,7 @@ fn needs_are_known_before() {
         key_dim: 128,
         value_dim: 120,
     };
-    let (case, _) = linear_attention(&mut rng, s, KeyHeads::Grouped, true);
+    let (case, _) = linear_attention(&mut rng, s, KeyHeads::Grouped, (true, false));
     let none = needs(&case, 0).expect("it fits");
     let some = needs(&case, 12).expect("it fits");
     assert_eq!(none.states, 0);
@@ -441,9 +444,9 @@ fn needs_are_known_before() {
     assert!(some.to_string().contains(", states 2, "), "{some}");
 
     let s = Sizes { key_dim: 257, ..s };
-    let (case, _) = linear_attention(&mut rng, s, KeyHeads::Grouped, true);
+    let (case, _) = linear_attention(&mut rng, s, KeyHeads::Grouped, (true, false));
     let refused = needs(&case, 12).expect_err("no kernel");
-    assert!(matches!(refused, Error::KeyDim(257)), "{refused}");
+    assert!(matches!(refused, Error::KeyDim(257, false)), "{refused}");
     let says = "linear attention with keys of 257 values: expected at most 256, on a GPU";
     assert_eq!(refused.to_string(), says);
 }

@@ -221,6 +221,15 @@ fn rows_are_normalized_scaled_and_summed() {
                     .flat_map(|(x, by)| x.iter().map(move |x| x * by))
                     .collect();
                 assert_eq!(got, expected, "{isa}");
+                // a factor for each part of a row
+                let inputs = [(&x[..], count * n), (&weights[..], count)];
+                let scale = || Op::ScaleRows { x: 0, by: 1 };
+                let got = applied(isa, &inputs, scale, count * n, threads);
+                let parts = x.chunks_exact(n).zip(&weights);
+                let expected: Vec<f32> = parts
+                    .flat_map(|(x, by)| x.iter().map(move |x| x * by))
+                    .collect();
+                assert_eq!(got, expected, "{isa}");
             }
         }
     }

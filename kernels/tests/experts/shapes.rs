@@ -76,6 +76,7 @@ fn shapes_that_fit_are_known() {
         (Words::Gather { x: 9, ids: 3 }, 3),
         (Words::Normalize { x: 4, least: 1.0 }, 4),
         (Words::ScaleRows { x: 7, by: 1 }, 7),
+        (Words::ScaleRows { x: 12, by: 3 }, 12),
         (experts(16, (40, 16), 3, 8), 15),
         (experts(48, (40, 16), 3, 8), 15),
         (bias(15, 40, 3), 15),

@@ -183,8 +183,12 @@ impl Reader<'_> {
                 | Function::Softplus
                 | Function::Exp => Vec::new(),
             },
-            Op::ScaleByPosition { rate, step, .. } => {
-                vec![number("rate", rate), count("step", step)]
+            Op::ScaleByPosition {
+                rate, step, offset, ..
+            } => {
+                let offset = (offset > 0).then(|| count("offset", offset));
+                let all = [number("rate", rate), count("step", step)];
+                all.into_iter().chain(offset).collect()
             }
             Op::AddEmbeddings { from, .. } => vec![count("from", from)],
             Op::Hadamard { order, .. } => vec![count("order", order)],
@@ -203,7 +207,7 @@ impl Reader<'_> {
                 let len = self.network.tensors().vector(weight).len();
                 vec![count("tokens", len / self.width(x))]
             }
-            Op::LinearAttention { how, q, decay, .. } => self.linear_attention(how, q, decay),
+            Op::LinearAttention { how, q, rate, .. } => self.linear_attention(how, q, rate),
             Op::TopK { n, groups, .. } => {
                 let groups = groups.map(|g| [count("groups", g.count), count("used", g.used)]);
                 let groups = groups.into_iter().flatten();
@@ -272,6 +276,9 @@ impl Reader<'_> {
         ];
         all.extend(scores.cap.map(|cap| number("cap", cap)));
         all.extend(scores.window.map(|window| count("window", window)));
+        if scores.chunked {
+            all.push(flag("chunked", true));
+        }
         all.push(flag("causal", scores.causal));
         if scores.blocks {
             all.push(flag("blocks", true));
@@ -282,17 +289,18 @@ impl Reader<'_> {
         all
     }
 
-    fn linear_attention(&self, how: Recurrence, q: ValueId, decay: ValueId) -> Vec<Parameter> {
+    fn linear_attention(&self, how: Recurrence, q: ValueId, rate: ValueId) -> Vec<Parameter> {
         let heads = match how.heads {
             KeyHeads::Grouped => "grouped",
             KeyHeads::Tiled => "tiled",
         };
         vec![
-            count("heads", self.width(decay)),
+            count("heads", self.width(rate)),
             count("key_heads", self.width(q) / how.key_dim),
             count("key_dim", how.key_dim),
             word("keys", heads),
             flag("delta_rule", how.delta),
+            flag("decay_by_key", how.decay_by_key),
             number("scale", how.scale),
         ]
     }

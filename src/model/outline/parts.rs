@@ -80,14 +80,9 @@ impl Parts<'_> {
                 self.divide(&[k, v], heads);
             }
             Op::LinearAttention {
-                q,
-                k,
-                v,
-                decay,
-                how,
-                ..
+                q, k, v, rate, how, ..
             } => {
-                let heads = self.width(decay);
+                let heads = self.width(rate);
                 self.divide(&[v, out], heads);
                 self.divide_by(&[q, k], how.key_dim);
             }

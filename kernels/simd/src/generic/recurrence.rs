@@ -93,8 +93,9 @@ pub struct Lanes {
     pub q: (*const f32, usize),
     pub k: (*const f32, usize),
     pub v: (*const f32, usize),
-    /// One float a token.
+    /// One float a token, or `key_dim` if `decay_by_key`.
     pub decay: (*const f32, usize),
+    /// One float a token.
     pub rate: (*const f32, usize),
     pub y: (*mut f32, usize),
     pub tokens: usize,
@@ -102,6 +103,7 @@ pub struct Lanes {
     /// Values, at most [`STATE_LANES`].
     pub lanes: usize,
     pub delta: bool,
+    pub decay_by_key: bool,
     pub scale: f32,
     /// `[key_dim][STATE_LANES]`: the state before these tokens, then the state after them.
     pub state: *mut f32,
@@ -117,17 +119,32 @@ pub unsafe fn linear_attention<S: Simd>(a: &Lanes) {
     for first in (0..a.lanes).step_by(S::R) {
         // SAFETY: these lanes of tokens that exist.
         unsafe {
-            if !a.delta {
-                for t in 0..a.tokens {
-                    token::<S, false>(a, first, t, S::zero());
-                }
-            } else if let Some(last) = a.tokens.checked_sub(1) {
-                let mut held = recall::<S>(a, first);
-                for t in 0..last {
-                    held = token::<S, true>(a, first, t, held);
-                }
-                token::<S, false>(a, first, last, held);
+            match a.decay_by_key {
+                false => lanes::<S, false>(a, first),
+                true => lanes::<S, true>(a, first),
             }
+        }
+    }
+}
+
+/// Computes all tokens of the lanes from `first` on.
+///
+/// # Safety
+/// As [`linear_attention`]; there are lanes from `first` on, and decays are `BY_KEY` as `a` says.
+#[inline(always)]
+unsafe fn lanes<S: Simd, const BY_KEY: bool>(a: &Lanes, first: usize) {
+    // SAFETY: the caller's promise; the tokens exist.
+    unsafe {
+        if !a.delta {
+            for t in 0..a.tokens {
+                token::<S, false, BY_KEY>(a, first, t, S::zero());
+            }
+        } else if let Some(last) = a.tokens.checked_sub(1) {
+            let mut held = recall::<S, BY_KEY>(a, first);
+            for t in 0..last {
+                held = token::<S, true, BY_KEY>(a, first, t, held);
+            }
+            token::<S, false, BY_KEY>(a, first, last, held);
         }
     }
 }
@@ -148,12 +165,13 @@ fn by_sums(keys: usize, mut each: impl FnMut(usize, usize)) {
     }
 }
 
-/// Value that the state recalls for the first token's key.
+/// Value that the state recalls for the first token's key: before it decays or, where decays are
+/// `BY_KEY`, afterwards.
 ///
 /// # Safety
 /// As [`linear_attention`]; there are lanes from `first` on, and a token.
 #[inline(always)]
-unsafe fn recall<S: Simd>(a: &Lanes, first: usize) -> S::F {
+unsafe fn recall<S: Simd, const BY_KEY: bool>(a: &Lanes, first: usize) -> S::F {
     // SAFETY: all indices are of keys and lanes that exist.
     unsafe {
         let (k, state) = (a.k.0, a.state.add(first));
@@ -163,7 +181,11 @@ unsafe fn recall<S: Simd>(a: &Lanes, first: usize) -> S::F {
             #[inline(always)]
             |j, i| {
                 let m = S::load(state.add(j * STATE_LANES));
-                sums[i] = S::fma(m, S::set1(k.add(j).read()), sums[i]);
+                let mut key = k.add(j).read();
+                if BY_KEY {
+                    key *= a.decay.0.add(j).read();
+                }
+                sums[i] = S::fma(m, S::set1(key), sums[i]);
             },
         );
         total::<S>(sums)
@@ -171,14 +193,14 @@ unsafe fn recall<S: Simd>(a: &Lanes, first: usize) -> S::F {
 }
 
 /// Updates the state by one token, for whose key it holds `held`, if that counts. With `RECALL`
-/// returns the value it then holds for the next token's key: the state is read and written once a
-/// token.
+/// returns the value it then holds for the next token's key, as [`recall`] does: the state is read
+/// and written once a token.
 ///
 /// # Safety
 /// As [`linear_attention`]; there are lanes from `first` on, and the token exists, with `RECALL`
 /// also the next one.
 #[inline(always)]
-unsafe fn token<S: Simd, const RECALL: bool>(
+unsafe fn token<S: Simd, const RECALL: bool, const BY_KEY: bool>(
     a: &Lanes,
     first: usize,
     t: usize,
@@ -190,11 +212,14 @@ unsafe fn token<S: Simd, const RECALL: bool>(
         let (q, k) = (a.q.0.add(t * a.q.1), a.k.0.add(t * a.k.1));
         let next_k = k.wrapping_add(a.k.1);
         let state = a.state.add(first);
-        let decay = S::set1(a.decay.0.add(t * a.decay.1).read());
+        let decays = a.decay.0.add(t * a.decay.1);
+        let next_decays = decays.wrapping_add(a.decay.1);
+        let decay = S::set1(decays.read());
         let rate = S::set1(a.rate.0.add(t * a.rate.1).read());
         let mut value = some::<S>(a.v.0.add(t * a.v.1 + first), lanes);
         if a.delta {
-            value = S::sub(value, S::mul(decay, held));
+            let held = if BY_KEY { held } else { S::mul(decay, held) };
+            value = S::sub(value, held);
         }
         let change = S::mul(rate, value);
         let (mut sums, mut next) = ([S::zero(); SUMS], [S::zero(); SUMS]);
@@ -203,12 +228,20 @@ unsafe fn token<S: Simd, const RECALL: bool>(
             #[inline(always)]
             |j, i| {
                 let at = state.add(j * STATE_LANES);
+                let decay = match BY_KEY {
+                    false => decay,
+                    true => S::set1(decays.add(j).read()),
+                };
                 let faded = S::mul(decay, S::load(at));
                 let m = S::fma(change, S::set1(k.add(j).read()), faded);
                 S::store(at, m);
                 sums[i] = S::fma(m, S::set1(q.add(j).read()), sums[i]);
                 if RECALL {
-                    next[i] = S::fma(m, S::set1(next_k.add(j).read()), next[i]);
+                    let mut key = next_k.add(j).read();
+                    if BY_KEY {
+                        key *= next_decays.add(j).read();
+                    }
+                    next[i] = S::fma(m, S::set1(key), next[i]);
                 }
             },
         );

@@ -70,6 +70,18 @@ impl LaunchContext<'_> {
         })
     }
 
+    /// Multiplies neighbours of a row with their factor: sums of one part each.
+    pub(super) fn scale_rows(&self, x: Slot, by: Slot, out: Slot) -> Launch {
+        launch::weighted_sum(&WeightedSum {
+            x: self.slot(x),
+            weights: self.slot(by),
+            out: self.slot(out),
+            total: self.elements(out) as u64,
+            n: small(self.width(out) / self.width(by)),
+            count: 1,
+        })
+    }
+
     /// Adds expert biases, operation `at`, with `values` bias values in total.
     pub(super) fn expert_bias(
         &self,

@@ -313,9 +313,9 @@ fn check(program: &Program) -> Result<(), Error> {
     }
     for instruction in &program.ops {
         if let Op::LinearAttention { how, .. } = &instruction.op
-            && how.key_dim > launch::MAX_KEY_DIM
+            && how.key_dim > launch::max_key_dim(how.decay_by_key)
         {
-            return Err(Error::KeyDim(how.key_dim));
+            return Err(Error::KeyDim(how.key_dim, how.decay_by_key));
         }
     }
     Ok(())
@@ -341,8 +341,11 @@ fn place_states(program: &Program, limits: &Limits, arena: &mut Arena) -> Vec<u6
 /// Returns the constant vector that an operation reads besides its inputs and matrices: norm
 /// weights, a bias, or the factors of `positions` positions.
 pub(super) fn vector_of(op: &ProgramOp, positions: usize) -> Option<Cow<'_, [f32]>> {
-    if let Op::ScaleByPosition { rate, step, .. } = *op {
-        let factors = (0..positions).map(|position| scale_at(position, rate, step));
+    if let Op::ScaleByPosition {
+        rate, step, offset, ..
+    } = *op
+    {
+        let factors = (0..positions).map(|position| scale_at(position, rate, step, offset));
         return Some(factors.collect());
     }
     op.vector().map(|values| Cow::Borrowed(&values[..]))

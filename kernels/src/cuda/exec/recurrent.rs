@@ -30,7 +30,7 @@ impl LaunchContext<'_> {
     }
 
     pub(super) fn linear_attention(&self, op: &Recurrent) -> Launch {
-        let heads = self.width(op.decay);
+        let heads = self.width(op.rate);
         let p = LinearAttention {
             q: self.slot(op.q),
             k: self.slot(op.k),
@@ -46,7 +46,7 @@ impl LaunchContext<'_> {
             tiled: (op.how.heads == KeyHeads::Tiled).into(),
             delta: op.how.delta.into(),
             scale: op.how.scale,
-            unused: 0,
+            decay_by_key: op.how.decay_by_key.into(),
         };
         launch::linear_attention(&p, small(self.shape.sequences))
     }

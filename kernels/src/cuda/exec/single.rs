@@ -90,7 +90,7 @@ impl LaunchContext<'_> {
             Op::Gather { x, ids } => self.gather(x, ids, result()),
             Op::Normalize { x, least } => self.normalize(x, least, result()),
             // a weighted sum of one part
-            Op::ScaleRows { x, by } => self.weighted_sum(x, by, result()),
+            Op::ScaleRows { x, by } => self.scale_rows(x, by, result()),
             Op::ExpertSum { x, weights } => self.weighted_sum(x, weights, result()),
             Op::AllGather { x, cut } => return self.all_gather(x, cut, result(), list),
             Op::ExpertBias { x, ref bias, ids } => {
@@ -367,7 +367,7 @@ impl LaunchContext<'_> {
                 .filter(|_| !scores.images)
                 .unwrap_or(MAX_POSITIONS_AFTER)
                 .min(MAX_POSITIONS_AFTER) as u32,
-            unused: 0,
+            chunked: scores.chunked.into(),
         };
         let ty = kernels_of(kv);
         if !self.shape.generated && launch::takes_prompt(ty, kv.head_dim, heads / kv.n_head_kv) {

@@ -74,12 +74,41 @@ impl SectionPart<'_> {
     /// # Safety
     /// As [`SectionPart::run`]. *Shares* of [`SUM_COLUMNS`] columns of rows of the result.
     pub(in crate::exec) unsafe fn weighted_sum(&self, x: Slot, weights: Slot, out: Slot) {
-        let (n, count) = (self.width(out), self.width(weights));
+        let count = self.width(weights);
+        // SAFETY: the caller's promise; rows of `x` are `count` parts as wide as the result.
+        unsafe {
+            self.sum_parts(
+                [x, weights, out],
+                (self.n_rows(out), count, self.width(out)),
+            )
+        }
+    }
+
+    /// Multiplies neighbours of a row with their factor: sums of one part each.
+    ///
+    /// # Safety
+    /// As [`SectionPart::run`]. *Shares* of [`SUM_COLUMNS`] neighbours with a common factor.
+    pub(in crate::exec) unsafe fn scale_rows(&self, x: Slot, by: Slot, out: Slot) {
+        let factors = self.width(by);
+        let (sums, n) = (self.n_rows(out) * factors, self.width(out) / factors);
+        // SAFETY: the caller's promise; a row has as many times n values as factors.
+        unsafe { self.sum_parts([x, by, out], (sums, 1, n)) }
+    }
+
+    /// Computes `sums` sums of `count` parts of n values, each part times its weight.
+    ///
+    /// # Safety
+    /// As [`SectionPart::run`]; the slots hold that many values. *Shares* of [`SUM_COLUMNS`] columns
+    /// of sums.
+    unsafe fn sum_parts(
+        &self,
+        [x, weights, out]: [Slot; 3],
+        (sums, count, n): (usize, usize, usize),
+    ) {
         let blocks = n.div_ceil(SUM_COLUMNS);
-        for i in self.w.share(self.n_rows(out) * blocks, 1) {
+        for i in self.w.share(sums * blocks, 1) {
             let (r, first) = (i / blocks, i % blocks * SUM_COLUMNS);
-            // SAFETY: these columns are of this member's share, and the inputs are finished:
-            // `count` parts of n values in each row.
+            // SAFETY: these columns are of this member's share, and the inputs are finished.
             unsafe {
                 let at = |slot: Slot, at: usize| self.view.buffers[slot].0.add(at);
                 (self.model.table.weighted_sum)(&Parts {

@@ -182,8 +182,9 @@ pub(super) fn linear_attention(
     [q, k, v, decay, rate]: [ValueShape; 5],
     state_values: usize,
 ) -> Result<ValueShape, ShapeError> {
-    let heads = decay.width;
-    same("rates", heads, rate.width)?;
+    let heads = rate.width;
+    let decays = if how.decay_by_key { how.key_dim } else { 1 };
+    same("decays", heads.saturating_mul(decays), decay.width)?;
     whole("heads of values", heads, v.width)?;
     whole("queries", how.key_dim, q.width)?;
     same("keys", q.width, k.width)?;
@@ -237,7 +238,7 @@ pub(super) fn gather(x: ValueShape, ids: ValueShape) -> Result<ValueShape, Shape
 }
 
 pub(super) fn scale_rows(x: ValueShape, by: ValueShape) -> Result<ValueShape, ShapeError> {
-    same("factors of a row", 1, by.width)?;
+    whole("factors of a row", by.width, x.width)?;
     Ok(ValueShape {
         rows: same_rows(x, by)?,
         ..x

@@ -103,17 +103,20 @@ impl Both {
 #[test]
 fn programs_take_windows_caps_and_sinks() {
     let [alone, in_blocks, in_images] = [(false, false), (true, false), (false, true)];
-    for (window, cap, sinks, causal, (blocks, images)) in [
-        (None, None, false, true, alone),
-        (Some(5), None, false, true, alone),
-        (None, Some(0.5), false, true, alone),
-        (None, None, true, true, alone),
-        (Some(20), Some(0.5), true, true, alone),
-        (None, None, false, false, alone),
-        (Some(20), None, false, false, alone),
-        (None, None, false, false, in_blocks),
-        (None, None, false, true, in_images),
-        (Some(5), None, false, true, in_images),
+    let (moving, in_chunks) = (false, true);
+    for ((window, chunked), cap, sinks, causal, (blocks, images)) in [
+        ((None, moving), None, false, true, alone),
+        ((Some(5), moving), None, false, true, alone),
+        ((None, moving), Some(0.5), false, true, alone),
+        ((None, moving), None, true, true, alone),
+        ((Some(20), moving), Some(0.5), true, true, alone),
+        ((Some(7), in_chunks), None, false, true, alone),
+        ((Some(16), in_chunks), None, true, true, alone),
+        ((None, moving), None, false, false, alone),
+        ((Some(20), moving), None, false, false, alone),
+        ((None, moving), None, false, false, in_blocks),
+        ((None, moving), None, false, true, in_images),
+        ((Some(5), moving), None, false, true, in_images),
     ] {
         let Some(bench) = device() else {
             return;
@@ -122,6 +125,7 @@ fn programs_take_windows_caps_and_sinks() {
             scale: 0.4,
             cap,
             window,
+            chunked,
             causal,
             blocks,
             images,

@@ -211,10 +211,15 @@ fn scales_follow_positions() {
     let Some(Bench(machine)) = device() else {
         return;
     };
-    let (m, width, rate, step) = (20, 24, 0.5f32, 8);
+    let (m, width, rate, step, offset) = (20, 24, 0.5f32, 8, 1);
     let x = Rng(9).floats(m * width);
     let kv = KvShape { head_dim: 8, ..KV };
-    let op = Op::ScaleByPosition { x: 0, rate, step };
+    let op = Op::ScaleByPosition {
+        x: 0,
+        rate,
+        step,
+        offset,
+    };
     let program = program(vec![embed(m, width, &x, 0), op.to(1)], &[width; 2], kv);
     let setup = Setup {
         limits: Limits {
@@ -246,7 +251,7 @@ fn scales_follow_positions() {
     };
     let got = executor.step(&all, None).expect("it runs");
     for (position, (x, got)) in x.chunks(width).zip(got.chunks(width)).enumerate() {
-        let factor = 1.0 + rate * ((1 + position / step) as f32).ln();
+        let factor = 1.0 + rate * ((1 + (position + offset) / step) as f32).ln();
         for (x, got) in x.iter().zip(got) {
             assert!(
                 (got - factor * x).abs() <= 4e-7 * factor,

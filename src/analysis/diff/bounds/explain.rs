@@ -38,9 +38,12 @@ impl Bounds<'_> {
             } => self.attention(q, cache, scores),
             Op::Gate { gate, up, act } => rules::gate(n, self.of(gate), self.of(up), act),
             Op::Unary { x, f } => rules::of_function(n, self.of(x), f),
-            Op::ScaleByPosition { x, rate, step } => {
-                rules::scale_by_position(n, self.of(x), rate, step)
-            }
+            Op::ScaleByPosition {
+                x,
+                rate,
+                step,
+                offset,
+            } => rules::scale_by_position(n, self.of(x), |r| (r + offset) / step, rate),
             Op::Add { a, b } => rules::sum(n, self.of(a), self.of(b)),
             Op::Mul { a, b } => rules::elementwise_product(n, self.of(a), self.of(b)),
             Op::MulVector { x, by } => rules::factors(n, self.of(x), largest(vector(by))),
@@ -64,6 +67,9 @@ impl Bounds<'_> {
                 rules::gather(n, self.of(x), self.of(ids), of)
             }
             Op::Normalize { x, least } => rules::normalize(n, self.of(x), self.width(x), least),
+            Op::ScaleRows { x, by } if self.width(by) > 1.0 => {
+                rules::elementwise_product(n, self.of(x), self.of(by))
+            }
             Op::ScaleRows { x, by } => self.weighted(x, by),
             Op::ExpertSum { x, weights } => self.weighted(x, weights),
             Op::ExpertMatMul { x, w, ids, experts } => {

@@ -70,9 +70,15 @@ pub(super) fn gate(n: usize, gate: &Stats, up: &Stats, act: Activation) -> Error
     })
 }
 
-pub(super) fn scale_by_position(n: usize, x: &Stats, rate: f32, step: usize) -> ErrorBound {
+/// Explains a scale that follows the number of whole steps up to a position.
+pub(super) fn scale_by_position(
+    n: usize,
+    x: &Stats,
+    steps: impl Fn(usize) -> usize,
+    rate: f32,
+) -> ErrorBound {
     each_row(n, |r| {
-        let factor = 1.0 + f64::from(rate) * ((1 + r / step) as f64).ln();
+        let factor = 1.0 + f64::from(rate) * ((1 + steps(r)) as f64).ln();
         let size = factor * x.size[r];
         (factor * x.error[r] + 2.0 * U * size, size)
     })

@@ -319,10 +319,10 @@ impl Divider<'_> {
                 let heads = self.network.caches()[cache.group].n_head_kv;
                 Some(self.by_heads(q, heads))
             }
-            Op::Unary { x, .. }
-            | Op::ScaleByPosition { x, .. }
-            | Op::ScaleRows { x, .. }
-            | Op::SelectRows { x } => self.only_part(x),
+            Op::Unary { x, .. } | Op::ScaleByPosition { x, .. } | Op::SelectRows { x } => {
+                self.only_part(x)
+            }
+            Op::ScaleRows { x, by } => self.only_part(x).filter(|_| self.shape(by).width == 1),
             Op::AddBias { x, .. } => self.only_row_part(x, 1),
             Op::MulVector { x, by } => {
                 let by = self.network.tensors().vector(by).len();
