@@ -76,6 +76,11 @@ const SECOND_MODELS: &[(&str, f64)] = &[
     ("exaone", F32_ROUNDING),
     ("arcee", F32_ROUNDING),
     ("chatglm", F32_ROUNDING),
+    ("afmoe", F32_ROUNDING),
+    ("mimo2", F32_ROUNDING),
+    ("step35", F32_ROUNDING),
+    ("llama4", F32_ROUNDING),
+    ("smallthinker", F32_ROUNDING),
 ];
 
 fn open(path: &Path) -> Gguf {
@@ -261,6 +266,12 @@ const UNLISTED: &[&str] = &[
 /// Tap of the chosen experts, whose number is not in the list.
 const TOPK: &str = "ffn_moe_topk";
 
+fn len(dims: &str) -> usize {
+    dims.split('x')
+        .map(|dim| dim.parse::<usize>().unwrap())
+        .product()
+}
+
 /// Parses a line such as `Qcur-0 MUL_MAT 64x4` of the list, and translates it to the oracle's
 /// names.
 fn listed(line: &str) -> Option<Node> {
@@ -273,15 +284,22 @@ fn listed(line: &str) -> Option<Node> {
     if (name, op) == ("inp_per_layer", "CONT") {
         return None; // the same in another order
     }
-    let name = match name {
+    let name = match (name, op) {
         // the first line of some versions
-        "embd" => "inp_embd",
+        ("embd", _) | ("attn_norm_in", "GET_ROWS") => {
+            return Some(("inp_embd".into(), None, len(dims)));
+        }
+        // step35 gives a layer's output the name of the next one's input
+        ("attn_norm_in", _) => return Some(("l_out".into(), layer.map(|l| l - 1), len(dims))),
+        ("h_nextn", "ADD") => "l_out",
+        // llama4 gives attention's result, or its selected rows, a norm's name
+        ("ffn_norm", "MUL_MAT") => "attn_out",
+        ("ffn_norm", "GET_ROWS") => return None,
         // all experts in order; the chosen ones are a view of it
-        "ffn_moe_argsort" => return Some((TOPK.into(), layer, 0)),
-        name => name,
+        ("ffn_moe_argsort", _) => return Some((TOPK.into(), layer, 0)),
+        (name, _) => name,
     };
-    let len = dims.split('x').map(|dim| dim.parse::<usize>().unwrap());
-    (!INSIDE.contains(&name)).then(|| (name.into(), layer, len.product()))
+    (!INSIDE.contains(&name)).then(|| (name.into(), layer, len(dims)))
 }
 
 /// Groups nodes by layer; those before the layers under `None`, those after under the number of

@@ -332,6 +332,38 @@ impl<'a> Keys<'a> {
         Ok(value)
     }
 
+    /// Reads a finite number for each layer that some files store once; 0 or an absent key means
+    /// none.
+    pub(super) fn limits(
+        &mut self,
+        suffix: &str,
+        n_layer: usize,
+    ) -> Result<Vec<Option<f32>>, Error> {
+        let key = self.full(suffix);
+        let number = |v: &Value<'_>| number(v).filter(|x| x.is_finite() && *x >= 0.0);
+        let bad = |v: &Value<'_>| self.bad(key.clone(), "finite numbers from 0 on", show(v));
+        let all: Vec<f32> = match self.gguf.get(&key) {
+            None => return Ok(vec![None; n_layer]),
+            Some(v @ Value::Array(array)) => {
+                if ![n_layer, n_layer + self.n_behind].contains(&array.len()) {
+                    let got = format!("an array of {}", array.len());
+                    return Err(self.bad(key, format!("one value per layer ({n_layer})"), got));
+                }
+                let numbers = array.iter().take(n_layer).map(|v| number(&v));
+                let numbers: Option<Vec<f64>> = numbers.collect();
+                let numbers = numbers.ok_or_else(|| bad(&v))?;
+                numbers.into_iter().map(|x| x as f32).collect()
+            }
+            Some(v) => vec![number(&v).ok_or_else(|| bad(&v))? as f32; n_layer],
+        };
+        let shown: Vec<serde_json::Value> = all.iter().map(|x| json_f32(*x)).collect();
+        self.note(key, shown, Source::File);
+        Ok(all
+            .into_iter()
+            .map(|x| Some(x).filter(|x| *x > 1e-6))
+            .collect())
+    }
+
     /// Reads a boolean; `default` is the meaning of an absent key.
     pub fn flag(&mut self, suffix: &str, default: bool) -> Result<bool, Error> {
         let key = self.full(suffix);

@@ -79,6 +79,8 @@ pub struct Structure {
     pub embedding_factor: f32,
     /// Factor on the results of blocks.
     pub residual_factor: f32,
+    /// Factor on the results of attention alone.
+    pub attention_factor: f32,
     /// Factor on logits.
     pub logit_factor: f32,
     /// RoPE pairing: `norm` or `neox`.
@@ -221,6 +223,7 @@ impl Model {
         let Factors {
             embedding,
             residual,
+            attention,
             logits,
             logit_cap,
         } = h.factors;
@@ -267,6 +270,7 @@ impl Model {
             score_scale: heads.scores.scale,
             embedding_factor: embedding,
             residual_factor: residual,
+            attention_factor: attention,
             logit_factor: logits,
             rope_pairing: self.ropes[0].pairing.name(),
             rope_scaling: h.ropes[0].scaling.value.name(),

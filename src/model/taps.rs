@@ -11,6 +11,8 @@ use std::hash::Hash;
 pub const INP_EMBD: &str = "inp_embd";
 /// Token embeddings, normed.
 pub const INP_NORM: &str = "inp_norm";
+/// Token embeddings times a factor, in AFMoE.
+pub const INP_EMBD_SCALED: &str = "inp_embd_scaled";
 /// Token embeddings times a factor, where scaled and unscaled ones have separate names.
 pub const INP_SCALED: &str = "inp_scaled";
 /// Rows of the per-layer token table, scaled.
@@ -43,7 +45,7 @@ pub const Q_CUR_NORMED: &str = "Qcur_normed";
 pub const Q_CUR_NORM: &str = "Qcur_norm";
 /// Queries, scaled by position.
 pub const Q_CUR_TEMP: &str = "Qcur_attn_temp_scaled";
-/// Queries, rotated, of Gemma 4.
+/// Queries, rotated, of Gemma 4 and Step 3.5.
 pub const Q_CUR_POS: &str = "Qcur_pos";
 /// Keys, as [`Q_CUR`]. The last of them goes into the cache.
 pub const K_CUR: &str = "Kcur";
@@ -51,7 +53,7 @@ pub const K_CUR: &str = "Kcur";
 pub const K_CUR_NORMED: &str = "Kcur_normed";
 /// Keys, normed per head after RoPE.
 pub const K_CUR_NORM: &str = "Kcur_norm";
-/// Keys, rotated, of Gemma 4.
+/// Keys, rotated, of Gemma 4 and Step 3.5.
 pub const K_CUR_POS: &str = "Kcur_pos";
 /// Values: product, biased. The last of them goes into the cache.
 pub const V_CUR: &str = "Vcur";
@@ -89,6 +91,16 @@ pub const FFN_SWIGLU: &str = "ffn_swiglu";
 pub const FFN_SWIGLU_OAI: &str = "ffn_swiglu_oai";
 /// The same with GELU.
 pub const FFN_GEGLU: &str = "ffn_geglu";
+/// The same with ReLU.
+pub const FFN_REGLU: &str = "ffn_reglu";
+/// Gate projection after SiLU, where the product is limited.
+pub const FFN_SILU: &str = "ffn_silu";
+/// That value, limited.
+pub const FFN_SILU_CLAMPED: &str = "ffn_silu_clamped";
+/// Up projection, limited.
+pub const FFN_UP_CLAMPED: &str = "ffn_up_clamped";
+/// Their product.
+pub const FFN_SWIGLU_LIMITED: &str = "ffn_swiglu_limited";
 /// Up projection after GELU, without a gate.
 pub const FFN_GELU: &str = "ffn_gelu";
 /// Up projection after squared ReLU, without a gate.
@@ -145,6 +157,18 @@ pub const FFN_MOE_UP_BIASED: &str = "ffn_moe_up_biased";
 pub const FFN_MOE_SWIGLU: &str = "ffn_moe_swiglu";
 /// The same with GELU.
 pub const FFN_MOE_GEGLU: &str = "ffn_moe_geglu";
+/// The same with ReLU.
+pub const FFN_MOE_REGLU: &str = "ffn_moe_reglu";
+/// See [`FFN_SILU`].
+pub const FFN_MOE_SILU: &str = "ffn_moe_silu";
+/// See [`FFN_SILU_CLAMPED`].
+pub const FFN_MOE_SILU_CLAMPED: &str = "ffn_moe_silu_clamped";
+/// See [`FFN_UP_CLAMPED`].
+pub const FFN_MOE_UP_CLAMPED: &str = "ffn_moe_up_clamped";
+/// See [`FFN_SWIGLU_LIMITED`].
+pub const FFN_MOE_SWIGLU_LIMITED: &str = "ffn_moe_swiglu_limited";
+/// The experts' inputs times their weights, in LLaMA 4.
+pub const FFN_MOE_WEIGHTED: &str = "ffn_moe_weighted";
 /// The same in gpt-oss.
 pub const FFN_MOE_SWIGLU_OAI: &str = "ffn_moe_swiglu_oai";
 /// Squared ReLU of the chosen experts' up projections.
@@ -163,6 +187,12 @@ pub const FFN_MLP: &str = "ffn_mlp";
 pub const FFN_MOE: &str = "ffn_moe";
 /// Sum of both.
 pub const FFN_MOE_COMBINED: &str = "ffn_moe_combined";
+/// Result of the shared expert in LLaMA 4.
+pub const FFN_MOE_SHEXP: &str = "ffn_moe_shexp";
+/// Sum of the shared expert's and the others' results in LLaMA 4.
+pub const FFN_MOE_OUT_MERGED: &str = "ffn_moe_out_merged";
+/// Result of the shared expert in Step 3.5.
+pub const FFN_SHARED_OUT: &str = "ffn_shared_out";
 /// Result of the shared expert.
 pub const FFN_SHEXP: &str = "ffn_shexp";
 /// Score of the shared expert's gate.
@@ -191,6 +221,23 @@ pub const GATE_RESHAPED: &str = "gate_reshaped";
 pub const GATE_SIGMOID: &str = "gate_sigmoid";
 /// Attention's result after the gate.
 pub const ATTN_GATED: &str = "attn_gated";
+/// Gate of attention's result, its sigmoid, and the output projection, in AFMoE.
+pub const ATTN_GATE_PROJ: &str = "attn_gate_proj";
+/// See [`ATTN_GATE_PROJ`].
+pub const ATTN_GATE_SIG: &str = "attn_gate_sig";
+/// See [`ATTN_GATE_PROJ`].
+pub const ATTN_O_PROJ: &str = "attn_o_proj";
+/// Gates of the heads' results, their sigmoids, the gated heads and the output projection, in Step
+/// 3.5.
+pub const ATTN_GATE: &str = "attn_gate";
+/// See [`ATTN_GATE`].
+pub const ATTN_GATE_SIGMOID: &str = "attn_gate_sigmoid";
+/// See [`ATTN_GATE`].
+pub const ATTN_GATED_3D: &str = "attn_gated_3d";
+/// See [`ATTN_GATE`].
+pub const ATTN_PROJ: &str = "attn_proj";
+/// Attention's output projection times a factor.
+pub const ATTN_OUT_SCALED: &str = "attn_out_scaled";
 /// Attention's output projection in Qwen 3.5.
 pub const ATTN_OUTPUT: &str = "attn_output";
 /// The layer's input plus the result of attention or a recurrence.
@@ -249,6 +296,10 @@ pub const SSM_OUT: &str = "ssm_out";
 pub const LAYER_OUT: &str = "layer_out";
 /// Queries, rotated, in Falcon H1.
 pub const Q_CUR_POST_ROPE: &str = "Qcur-post-rope";
+/// Queries, rotated, in AFMoE.
+pub const Q_CUR_ROPE: &str = "Qcur_rope";
+/// Keys, rotated, in AFMoE.
+pub const K_CUR_ROPE: &str = "Kcur_rope";
 /// Keys, rotated, in Falcon H1.
 pub const K_CUR_POST_ROPE: &str = "Kcur-post-rope";
 /// A layer's input, normed, in LFM 2.

@@ -1,7 +1,7 @@
 //! The attention block of a layer: products, norms and RoPE of queries and keys, attention, and the
 //! output projection.
 
-use super::architecture::QkNorm;
+use super::architecture::{QkNorm, ResultGate, Sinks};
 use super::layer::Layer;
 use super::math::{Attention, add_bias, columns, layer_norm, rms_norm, scale, sigmoid};
 use super::norms::whole_norm;
@@ -31,7 +31,7 @@ impl Layer<'_, '_> {
         if let Some(latent) = &hp.latent {
             return self.latent_attention(latent, h);
         }
-        let (n_embd, n_q) = (hp.n_embd, self.width_of(Side::Query));
+        let n_embd = hp.n_embd;
         let gated = hp.architecture.names.query_gate;
         let mut gate = None;
         let (q, [k, v]) = match self.dims.kv_from {
@@ -49,16 +49,10 @@ impl Layer<'_, '_> {
                 (q, [k, v])
             }
         };
-        let sinks = match hp.architecture.sinks {
-            true => {
-                let name = self.name("attn_sinks.weight");
-                Some(self.weights.required_vector(&name, self.dims.n_head)?)
-            }
-            false => None,
-        };
+        let sinks = self.sinks()?;
         let attention = Attention {
             head_dim: self.dims.head_dim,
-            value_dim: self.dims.head_dim,
+            value_dim: self.dims.value_dim,
             n_head: self.dims.n_head,
             n_head_kv: self.dims.n_head_kv,
             scale: match hp.architecture.names.scaled_query {
@@ -67,22 +61,61 @@ impl Layer<'_, '_> {
             },
             cap: hp.score_cap,
             window: self.dims.window,
+            chunked: hp.is_chunked(),
             causal: hp.rows.is_none(),
             sinks: sinks.as_deref(),
         };
         let mut mixed = attention.run(&q, &k, &v);
-        match (gated, gate) {
-            (Some(name), Some(gate)) => self.apply_gate(name, gate, &mut mixed),
-            _ => self.tap("kqv_out", n_q, &mut mixed),
+        let n_out = self.dims.n_head * self.dims.value_dim;
+        match (gated, gate, hp.architecture.gate) {
+            (Some(name), Some(gate), _) => self.apply_gate(name, gate, &mut mixed),
+            (_, _, Some(facts)) => self.gate_result(&facts, h, &mut mixed)?,
+            _ => self.tap("kqv_out", n_out, &mut mixed),
         }
-        let mut out = self.product("attn_output", n_q, n_embd, &mixed)?;
+        let mut out = self.product("attn_output", n_out, n_embd, &mixed)?;
         if let Some(bias) = self.bias("attn_output", n_embd)? {
             add_bias(&mut out, &bias);
         }
         if let Some(name) = hp.architecture.names.attn_out {
             self.tap(name, n_embd, &mut out);
         }
+        if hp.factors.attention != 1.0 {
+            scale(&mut out, hp.factors.attention);
+            self.tap("attn_out_scaled", n_embd, &mut out);
+        }
         Ok(out)
+    }
+
+    fn sinks(&self) -> Result<Option<Vec<f64>>, Error> {
+        let name = self.name("attn_sinks.weight");
+        match self.hp.architecture.sinks {
+            Sinks::None => Ok(None),
+            Sinks::All => Ok(Some(self.weights.required_vector(&name, self.dims.n_head)?)),
+            Sinks::Present => self.weights.vector(&name, self.dims.n_head),
+        }
+    }
+
+    /// Multiplies attention's result, or each head's, with the sigmoid of a product.
+    fn gate_result(&mut self, facts: &ResultGate, h: &[f64], x: &mut [f64]) -> Result<(), Error> {
+        let [before, name, sigmoid_name, after] = facts.taps;
+        let (n_head, value_dim) = (self.dims.n_head, self.dims.value_dim);
+        self.tap(before, n_head * value_dim, x);
+        if facts.by_head && !self.weights.has(&self.name("attn_gate.weight")) {
+            return Ok(());
+        }
+        let (width, each) = match facts.by_head {
+            true => (n_head, value_dim),
+            false => (n_head * value_dim, 1),
+        };
+        let mut gate = self.product("attn_gate", self.hp.n_embd, width, h)?;
+        self.tap(name, width, &mut gate);
+        gate.iter_mut().for_each(|x| *x = sigmoid(*x));
+        self.tap(sigmoid_name, width, &mut gate);
+        for (x, gate) in x.chunks_mut(each).zip(&gate) {
+            scale(x, *gate);
+        }
+        self.tap(after, n_head * value_dim, x);
+        Ok(())
     }
 
     fn width_of(&self, side: Side) -> usize {
@@ -97,7 +130,7 @@ impl Layer<'_, '_> {
     /// V and K; but K before V where llama.cpp has two caches, or none, and where V is part of a
     /// fused product.
     fn qkv(&mut self, h: &[f64]) -> Result<[Vec<f64>; 3], Error> {
-        let n_kv = self.width_of(Side::Key);
+        let n_kv = self.dims.n_head_kv * self.dims.value_dim;
         if self.weights.has(&self.name("attn_qkv.weight")) {
             let [q, k, mut v] = self.fused_qkv(h)?;
             let q = self.finish(Side::Query, q)?;
@@ -123,7 +156,8 @@ impl Layer<'_, '_> {
 
     /// Computes keys and values, values first as in llama.cpp.
     fn key_and_value(&mut self, h: &[f64]) -> Result<[Vec<f64>; 2], Error> {
-        let v = self.project("Vcur", "attn_v", self.width_of(Side::Key), h)?;
+        let n_v = self.dims.n_head_kv * self.dims.value_dim;
+        let v = self.project("Vcur", "attn_v", n_v, h)?;
         Ok([self.query_or_key(Side::Key, h)?, v])
     }
 
@@ -190,7 +224,8 @@ impl Layer<'_, '_> {
     /// fused too, or separate.
     fn fused_qkv(&mut self, h: &[f64]) -> Result<[Vec<f64>; 3], Error> {
         let (n_q, n_kv) = (self.width_of(Side::Query), self.width_of(Side::Key));
-        let width = n_q + 2 * n_kv;
+        let n_v = self.dims.n_head_kv * self.dims.value_dim;
+        let width = n_q + n_kv + n_v;
         let mut qkv = self.product("attn_qkv", self.hp.n_embd, width, h)?;
         self.tap("wqkv", width, &mut qkv);
         let mut bias = self.bias("attn_qkv", width)?;
@@ -198,7 +233,7 @@ impl Layer<'_, '_> {
             let parts = [
                 ("attn_q.bias", n_q),
                 ("attn_k.bias", n_kv),
-                ("attn_v.bias", n_kv),
+                ("attn_v.bias", n_v),
             ];
             if parts
                 .iter()
@@ -225,10 +260,13 @@ impl Layer<'_, '_> {
         let (width, rotates) = (self.width_of(side), self.dims.rotates);
         let normed = hp.architecture.names.qk_normed[side as usize];
         let rotated = hp.architecture.names.rotated[side as usize];
-        if !matches!(hp.qk_norm, QkNorm::None | QkNorm::HeadAfterRotation) {
+        let after = QkNorm::HeadAfterRotation;
+        let unweighted = matches!(hp.qk_norm, QkNorm::UnweightedUnlessExperts(_));
+        if hp.qk_norm != QkNorm::None && hp.qk_norm != after && !unweighted {
             x = self.qk_norm(side, &x)?;
-            // without RoPE, the normed value has the rotated one's name
-            let name = rotated.filter(|_| !rotates).unwrap_or(normed);
+            // without RoPE, the normed value has the rotated one's name, if that is the usual one
+            let usual = rotated.filter(|name| name.ends_with("cur") && !rotates);
+            let name = usual.unwrap_or(normed);
             self.tap(name, width, &mut x);
         }
         if let Some(rope) = hp.rope_of(&self.dims) {
@@ -243,6 +281,11 @@ impl Layer<'_, '_> {
         }
         if hp.qk_norm == QkNorm::HeadAfterRotation {
             x = self.qk_norm(side, &x)?;
+            self.tap(normed, width, &mut x);
+        }
+        if unweighted && rotates {
+            let ones = vec![1.0; self.dims.head_dim];
+            x = rms_norm(&x, &ones, hp.norm_eps);
             self.tap(normed, width, &mut x);
         }
         if side == Side::Query {
@@ -271,12 +314,19 @@ impl Layer<'_, '_> {
             scale(q, self.hp.score_scale);
             self.tap(name, width, q);
         }
-        if let Some(temperature) = self.hp.temperature {
+        let unrotated_only = self.hp.architecture.unrotated_temperature.is_some();
+        if let Some(temperature) = self.hp.temperature
+            && !(unrotated_only && self.dims.rotates)
+        {
             for (pos, row) in q.chunks_mut(width).enumerate() {
-                let spans = (pos / temperature.length) as f64;
+                let spans = ((pos + temperature.offset) / temperature.length) as f64;
                 scale(row, 1.0 + temperature.strength * spans.ln_1p());
             }
-            self.tap("Qcur_attn_temp_scaled", width, q);
+            let name = match unrotated_only {
+                true => "Qcur",
+                false => "Qcur_attn_temp_scaled",
+            };
+            self.tap(name, width, q);
         }
     }
 }

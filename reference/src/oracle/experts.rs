@@ -11,7 +11,7 @@ use crate::Error;
 const SMALLEST_SUM: f64 = 6.103515625e-5;
 
 /// The experts of every token, best first, and their weights: `(n_tokens, used)`.
-struct Chosen {
+pub(super) struct Chosen {
     ids: Vec<usize>,
     weights: Vec<f64>,
 }
@@ -24,32 +24,51 @@ impl Layer<'_, '_> {
         h: &[f64],
     ) -> Result<Vec<f64>, Error> {
         let n_embd = self.hp.n_embd;
-        let mut out = self.routed_by(routing, experts, h, h)?;
+        let chosen = match self.chosen.take() {
+            Some(chosen) => chosen,
+            None => self.route(routing, experts.used, h)?,
+        };
+        let mut out = self.routed_by(routing, experts, &chosen, h)?;
         if let Some(n_ff) = experts.n_ff_shared {
             add_into(&mut out, &self.shared(n_ff, h)?);
-            let name = self.hp.architecture.names.ffn_out;
-            self.tap(name.unwrap_or("ffn_out"), n_embd, &mut out);
+            let merged = self.hp.architecture.experts.map(|facts| facts.sums[1]);
+            self.tap(merged.unwrap_or("ffn_out"), n_embd, &mut out);
         }
         Ok(out)
     }
 
-    /// Applies the chosen experts to `h`; the router reads `router_input`.
+    /// Chooses experts by the layer's input, where the router reads that.
+    pub(super) fn route_early(&mut self, x: &[f64]) -> Result<(), Error> {
+        let is_early = self
+            .hp
+            .architecture
+            .experts
+            .is_some_and(|facts| facts.early);
+        if let (Some(routing), Some(experts), true) =
+            (&self.hp.routing, self.dims.experts, is_early)
+        {
+            self.chosen = Some(self.route(routing, experts.used, x)?);
+        }
+        Ok(())
+    }
+
+    /// Applies the chosen experts to `h`.
     fn routed_by(
         &mut self,
         routing: &Routing,
         experts: LayerExperts,
-        router_input: &[f64],
+        chosen: &Chosen,
         h: &[f64],
     ) -> Result<Vec<f64>, Error> {
-        let chosen = self.route(routing, experts.used, router_input)?;
         let n_embd = self.hp.n_embd;
         let Some(width) = routing.latent else {
-            let mut out = self.routed(routing, experts, &chosen, (h, n_embd))?;
-            self.tap("ffn_moe_out", n_embd, &mut out);
+            let mut out = self.routed(routing, experts, chosen, (h, n_embd))?;
+            let sum = self.hp.architecture.experts.map(|facts| facts.sums[0]);
+            self.tap(sum.unwrap_or("ffn_moe_out"), n_embd, &mut out);
             return Ok(out);
         };
         let z = self.product("ffn_latent_down", n_embd, width, h)?;
-        let mut out = self.routed(routing, experts, &chosen, (&z, width))?;
+        let mut out = self.routed(routing, experts, chosen, (&z, width))?;
         self.tap("ffn_moe_out", width, &mut out);
         self.product("ffn_latent_up", width, n_embd, &out)
     }
@@ -66,7 +85,8 @@ impl Layer<'_, '_> {
         let mut input = rms_norm(x, &factors, self.hp.norm_eps);
         scale(&mut input, 1.0 / (n_embd as f64).sqrt());
         if let (Some(routing), Some(experts)) = (&self.hp.routing, self.dims.experts) {
-            let mixed = self.routed_by(routing, experts, &input, &h)?;
+            let chosen = self.route(routing, experts.used, &input)?;
+            let mixed = self.routed_by(routing, experts, &chosen, &h)?;
             let mixed = self.norm(beside("post_ffw_norm_2", "ffn_moe"), &mixed)?;
             add_into(&mut out, &mixed);
         }
@@ -75,8 +95,11 @@ impl Layer<'_, '_> {
     }
 
     fn route(&mut self, routing: &Routing, used: usize, h: &[f64]) -> Result<Chosen, Error> {
-        let probs = self.router_probs(routing, h)?;
-        let scores = self.selection(routing, &probs)?;
+        let (logits, probs) = self.router_probs(routing, h)?;
+        let scores = match routing.weighs_inputs {
+            true => logits,
+            false => self.selection(routing, &probs)?,
+        };
         let mut top: Vec<f64> = scores
             .chunks(routing.count)
             .flat_map(|row| best(row, used))
@@ -106,8 +129,13 @@ impl Layer<'_, '_> {
         })
     }
 
-    /// Computes the router's probabilities for each token, the source of the experts' weights.
-    fn router_probs(&mut self, routing: &Routing, h: &[f64]) -> Result<Vec<f64>, Error> {
+    /// Computes the router's logits and probabilities for each token; the latter are the source of
+    /// the experts' weights.
+    fn router_probs(
+        &mut self,
+        routing: &Routing,
+        h: &[f64],
+    ) -> Result<(Vec<f64>, Vec<f64>), Error> {
         let count = routing.count;
         let mut x = self.product("ffn_gate_inp", self.hp.n_embd, count, h)?;
         let bias = self.bias("ffn_gate_inp", count)?;
@@ -122,13 +150,14 @@ impl Layer<'_, '_> {
                 self.tap("ffn_moe_logits_biased", count, &mut x);
             }
         }
+        let logits = x.clone();
         match routing.gating {
             Gating::Softmax => x = softmax_rows(&x, count),
             Gating::Sigmoid => x.iter_mut().for_each(|x| *x = sigmoid(*x)),
             Gating::SoftmaxOfChosen => {}
         }
         self.tap("ffn_moe_probs", count, &mut x);
-        Ok(x)
+        Ok((logits, x))
     }
 
     /// Returns the scores experts are chosen by: their probabilities, with a bias and without the
@@ -191,7 +220,10 @@ impl Layer<'_, '_> {
         let merged = self.weights.has(&self.name("ffn_gate_up_exps.weight"));
         // one row for each chosen expert of each token
         let rows = h.chunks(n_embd);
-        let x: Vec<f64> = rows.flat_map(|row| row.repeat(used)).collect();
+        let mut x: Vec<f64> = rows.flat_map(|row| row.repeat(used)).collect();
+        if routing.weighs_inputs {
+            self.weigh(chosen, n_embd, used, &mut x);
+        }
         let mut product = |what: &str, n_out| {
             self.expert_product(what, [n_embd, n_out, routing.count], used, &chosen.ids, &x)
         };
@@ -204,28 +236,49 @@ impl Layer<'_, '_> {
                 columns(&both, 2 * n_ff, n_ff..2 * n_ff),
             )
         } else {
-            (product("gate", n_ff)?, product("up", n_ff)?)
+            let mut gate = product("gate", n_ff)?;
+            if let Some(limit) = self.dims.limits[0] {
+                gate = self.limited_gate("ffn_moe", used * n_ff, gate, limit);
+            }
+            let dims = [n_embd, n_ff, routing.count];
+            (
+                gate,
+                self.expert_product("up", dims, used, &chosen.ids, &x)?,
+            )
         };
-        let mut gated = match plain {
-            true => up.iter().map(|x| activation.of(*x)).collect(),
-            false => activation.gated(&gate, &up),
+        let width = used * n_ff;
+        let gated = match (plain, self.dims.limits[0]) {
+            (false, Some(limit)) => self.limited_product("ffn_moe", width, &gate, up, limit),
+            (false, None) => {
+                let mut gated = activation.gated(&gate, &up);
+                let name = format!("ffn_moe_{}", activation.gated_name());
+                self.tap(&name, width, &mut gated);
+                gated
+            }
+            (true, _) => {
+                let mut all: Vec<f64> = up.iter().map(|x| activation.of(*x)).collect();
+                self.tap("ffn_moe_relu_sqr", width, &mut all);
+                all
+            }
         };
-        let name = match plain {
-            true => "ffn_moe_relu_sqr".to_owned(),
-            false => format!("ffn_moe_{}", activation.gated_name()),
-        };
-        self.tap(&name, used * n_ff, &mut gated);
         let dims = [n_ff, n_embd, routing.count];
         let mut down = self.expert_product("down", dims, used, &chosen.ids, &gated)?;
-        for (row, &weight) in down.chunks_mut(n_embd).zip(&chosen.weights) {
-            scale(row, weight);
+        if !routing.weighs_inputs {
+            self.weigh(chosen, n_embd, used, &mut down);
         }
-        self.tap("ffn_moe_weighted", used * n_embd, &mut down);
         let mut out = vec![0.0; h.len()];
         for (sum, rows) in out.chunks_mut(n_embd).zip(down.chunks(used * n_embd)) {
             rows.chunks(n_embd).for_each(|row| add_into(sum, row));
         }
         Ok(out)
+    }
+
+    /// Multiplies each expert's row with its weight.
+    fn weigh(&mut self, chosen: &Chosen, n_embd: usize, used: usize, x: &mut [f64]) {
+        for (row, &weight) in x.chunks_mut(n_embd).zip(&chosen.weights) {
+            scale(row, weight);
+        }
+        self.tap("ffn_moe_weighted", used * n_embd, x);
     }
 
     /// Multiplies each row of `x` with its expert's matrix, and adds that expert's bias, if there

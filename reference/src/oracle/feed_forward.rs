@@ -38,6 +38,12 @@ impl Layer<'_, '_> {
     }
 
     fn inner(&mut self, suffix: &str, n_ff: usize, h: &[f64]) -> Result<Vec<f64>, Error> {
+        if let Some(limit) = self.dims.limits[1] {
+            let gate = self.ffn_product("ffn_gate", suffix, n_ff, h)?;
+            let gate = self.limited_gate("ffn", n_ff, gate, limit);
+            let up = self.ffn_product("ffn_up", suffix, n_ff, h)?;
+            return Ok(self.limited_product("ffn", n_ff, &gate, up, limit));
+        }
         let activation = self.hp.architecture.activation;
         let (gate, up) = match self.hp.architecture.up {
             Up::Plain => return self.ungated(suffix, n_ff, h),
@@ -58,6 +64,37 @@ impl Layer<'_, '_> {
         let name = format!("ffn_{}", activation.gated_name());
         self.tap(&name, n_ff, &mut gated);
         Ok(gated)
+    }
+
+    /// Returns `min(silu(gate), limit)`; `stem` begins the names of values.
+    pub(super) fn limited_gate(
+        &mut self,
+        stem: &str,
+        width: usize,
+        mut gate: Vec<f64>,
+        limit: f64,
+    ) -> Vec<f64> {
+        gate.iter_mut().for_each(|x| *x = Activation::Silu.of(*x));
+        self.tap(&format!("{stem}_silu"), width, &mut gate);
+        gate.iter_mut().for_each(|x| *x = x.min(limit));
+        self.tap(&format!("{stem}_silu_clamped"), width, &mut gate);
+        gate
+    }
+
+    /// Returns the product of that with the limited up projection.
+    pub(super) fn limited_product(
+        &mut self,
+        stem: &str,
+        width: usize,
+        gate: &[f64],
+        mut up: Vec<f64>,
+        limit: f64,
+    ) -> Vec<f64> {
+        up.iter_mut().for_each(|x| *x = x.clamp(-limit, limit));
+        self.tap(&format!("{stem}_up_clamped"), width, &mut up);
+        up.iter_mut().zip(gate).for_each(|(x, gate)| *x *= gate);
+        self.tap(&format!("{stem}_swiglu_limited"), width, &mut up);
+        up
     }
 
     fn ungated(&mut self, suffix: &str, n_ff: usize, h: &[f64]) -> Result<Vec<f64>, Error> {

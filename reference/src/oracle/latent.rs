@@ -39,6 +39,7 @@ impl Layer<'_, '_> {
             scale: self.hp.score_scale,
             cap: None,
             window: None,
+            chunked: false,
             causal: true,
             sinks: None,
         };

@@ -3,6 +3,7 @@
 
 use super::Tap;
 use super::architecture::{Experts, Norm, Recurrent};
+use super::experts::Chosen;
 use super::hparams::{Hparams, LayerDims};
 use super::math::{Activation, add_into, columns, rms_norm, scale};
 use super::norms::whole_norm;
@@ -28,6 +29,8 @@ pub(super) struct Layer<'l, 't> {
     pub(super) il: usize,
     pub(super) dims: LayerDims,
     pub(super) shared: &'l mut Shared,
+    /// Experts that the router chose before attention's result was added.
+    pub(super) chosen: Option<Chosen>,
     pub(super) tap: &'l mut Tap<'t>,
 }
 
@@ -104,6 +107,7 @@ impl Layer<'_, '_> {
         } else {
             self.mixed_tokens(normed)?
         };
+        self.route_early(x)?;
         if let Some(norm) = architecture.attn_post_norm {
             mixed = self.norm(norm, &mixed)?;
         }
@@ -124,7 +128,7 @@ impl Layer<'_, '_> {
         } else if architecture.parallel {
             self.feed_forward(normed)?
         } else {
-            let normed = self.norm_or_copy(architecture.ffn_norm, x)?;
+            let normed = self.ffn_norm(x)?;
             self.feed_forward(&normed)?
         };
         if let Some(norm) = architecture.ffn_post_norm {
@@ -132,6 +136,18 @@ impl Layer<'_, '_> {
         }
         self.add_branch(x, fed);
         self.norm_sum(1, x)
+    }
+
+    fn ffn_norm(&mut self, x: &[f64]) -> Result<Vec<f64>, Error> {
+        let norm = self.hp.architecture.ffn_norm;
+        let unnamed = |facts: &Experts| !facts.named_norm && self.dims.experts.is_some();
+        match norm.filter(|_| self.hp.architecture.experts.as_ref().is_some_and(unnamed)) {
+            Some(norm) => {
+                let name = self.name(norm.tensor);
+                whole_norm(self.hp, self.weights, &name, self.hp.n_embd, x)
+            }
+            None => self.norm_or_copy(norm, x),
+        }
     }
 
     /// Computes attention, a recurrence, or both.

@@ -92,6 +92,7 @@ pub(super) enum Activation {
     /// Sigmoid approximation, as in ggml.
     GeluQuick,
     ReluSquared,
+    Relu,
     /// gpt-oss: steeper, with gate and up clamped to 7; always gated, with 1 added to up.
     SiluClamped,
 }
@@ -107,6 +108,7 @@ impl Activation {
             }
             Self::GeluQuick => x * sigmoid(1.702 * x),
             Self::ReluSquared => x.max(0.0).powi(2),
+            Self::Relu => x.max(0.0),
             Self::SiluClamped => {
                 let x = x.min(7.0);
                 x * sigmoid(1.702 * x)
@@ -131,6 +133,7 @@ impl Activation {
             Self::Gelu => "ffn_gelu",
             Self::GeluQuick => "ffn_gelu_quick",
             Self::ReluSquared => "ffn_sqr(relu)",
+            Self::Relu => "ffn_relu",
         }
     }
 
@@ -140,7 +143,7 @@ impl Activation {
             Self::Silu => "swiglu",
             Self::Gelu => "geglu",
             Self::GeluQuick => "geglu_quick",
-            Self::ReluSquared => "reglu",
+            Self::ReluSquared | Self::Relu => "reglu",
             Self::SiluClamped => "swiglu_oai",
         }
     }
@@ -216,6 +219,8 @@ pub(super) struct Attention<'a> {
     /// Number of keys a query sees, including its own; with bidirectional attention, half as many
     /// on either side.
     pub(super) window: Option<usize>,
+    /// Whether the window begins at the last multiple of its length, instead of moving.
+    pub(super) chunked: bool,
     /// Whether later keys are hidden.
     pub(super) causal: bool,
     /// Attention sinks: one score per head without a value.
@@ -254,6 +259,7 @@ impl Attention<'_> {
     fn seen(&self, pos: usize, n: usize) -> Range<usize> {
         match (self.causal, self.window) {
             (true, None) => 0..pos + 1,
+            (true, Some(chunk)) if self.chunked => pos / chunk * chunk..pos + 1,
             (true, Some(window)) => (pos + 1).saturating_sub(window)..pos + 1,
             (false, None) => 0..n,
             (false, Some(window)) => {
@@ -298,6 +304,7 @@ mod tests {
         scale: 1.0,
         cap: None,
         window: None,
+        chunked: false,
         causal: true,
         sinks: None,
     };
@@ -339,6 +346,12 @@ mod tests {
             Attention { window, ..ONE_HEAD }.run(&q, &k, &v),
             [3.0, 4.5, 9.0],
         );
+        let chunks = Attention {
+            window: Some(2),
+            chunked: true,
+            ..ONE_HEAD
+        };
+        close(chunks.run(&q, &k, &v), [3.0, 4.5, 12.0]);
         let all = Attention {
             causal: false,
             ..ONE_HEAD

@@ -26,6 +26,7 @@ mod vision;
 mod weights;
 
 use crate::Error;
+use architecture::{WindowRope, Windows};
 use gguf_rs_lite::{Gguf, TensorInfo};
 use hparams::{Hparams, Rows};
 use layer::Layer;
@@ -88,10 +89,15 @@ impl<'a> Oracle<'a> {
         };
         if let Some(divisors) = oracle.rope_divisors(&weights, n_ctx)? {
             let windows = oracle.hparams.architecture.windows;
-            if !windows.is_some_and(|windows| windows.own_heads) {
+            let ignores = |windows: Windows| {
+                windows.own_heads || matches!(windows.rope, WindowRope::Undivided(_))
+            };
+            if !windows.is_some_and(ignores) {
                 oracle.hparams.window_rope.divisors.clone_from(&divisors);
             }
+            let n_pairs = oracle.hparams.rope.n_rot / 2;
             oracle.hparams.rope.divisors = divisors;
+            oracle.hparams.rope.divisors.truncate(n_pairs);
         }
         oracle.check_tensors()?;
         Ok(oracle)
@@ -103,7 +109,8 @@ impl<'a> Oracle<'a> {
         weights: &Weights<'_>,
         n_ctx: Option<usize>,
     ) -> Result<Option<Vec<f64>>, Error> {
-        let n_pairs = self.hparams.rope.n_rot / 2;
+        let ropes = [&self.hparams.rope, &self.hparams.window_rope];
+        let n_pairs = ropes[0].n_rot.max(ropes[1].n_rot) / 2;
         let divisors = weights.vector(ROPE_DIVISORS, n_pairs)?;
         let contexts = self.hparams.contexts;
         let by_length = weights.has(LONG_FACTORS) || weights.has(SHORT_FACTORS);
@@ -189,6 +196,7 @@ impl<'a> Oracle<'a> {
                 weights,
                 il,
                 dims: *dims,
+                chosen: None,
                 shared: &mut shared,
                 tap: &mut *tap,
             };

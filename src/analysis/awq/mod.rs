@@ -126,7 +126,7 @@ fn apart(t: &TensorInfo, h: &Hparams) -> Vec<TensorInfo> {
     [
         ("attn_q", layer.q_width()),
         ("attn_k", layer.kv_width()),
-        ("attn_v", layer.kv_width()),
+        ("attn_v", layer.v_width()),
     ]
     .map(part)
     .into()

@@ -52,7 +52,7 @@ impl Work {
             .layers
             .iter()
             .map(|layer| {
-                let position = kv_type.bytes(layer.kv_width()).unwrap_or(usize::MAX) as u64;
+                let position = kv_type.bytes(layer.cache_width()).unwrap_or(usize::MAX) as u64;
                 position.saturating_mul(positions(depth, steps, layer.scores.window))
             })
             .sum();

@@ -365,6 +365,7 @@ fn factors(s: &Structure) -> String {
     let all = [
         ("embeddings", s.embedding_factor),
         ("what blocks add", s.residual_factor),
+        ("what attention adds", s.attention_factor),
         ("logits", s.logit_factor),
     ];
     let used = all.iter().filter(|(_, factor)| *factor != 1.0);

@@ -6,7 +6,7 @@ use super::gemma::{GEMMA, scaled_embedding};
 use super::{Attention, Binder, Block, Error, Ffn, Hparams, Images, Keys, Layer, NormWeights};
 use super::{NUMBERED_POST_NORMS, Spec, blk, taps, with_post_norms};
 use crate::hparams::{DefaultWidth, ExpertRules, MAX_WIDTH, MIXTURE, experts_if_any};
-use crate::hparams::{share_caches, windows, windows_have_heads};
+use crate::hparams::{flagged_windows, share_caches, windows_have_heads};
 
 pub(super) const SPEC: Spec = Spec {
     name: "gemma4",
@@ -31,11 +31,7 @@ pub(super) const SPEC: Spec = Spec {
 
 fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     scaled_embedding(k, h)?;
-    const PATTERN: &str = "attention.sliding_window_pattern";
-    if k.get(PATTERN).is_none() {
-        return Err(k.missing(k.full(PATTERN), "a flag for each layer"));
-    }
-    windows(k, h, 1, None)?;
+    flagged_windows(k, h)?;
     windows_have_heads(k, h)?;
     h.set_attention_scale(1.0);
     share_caches(k, h)?;

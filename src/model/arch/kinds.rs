@@ -20,6 +20,19 @@ pub(in super::super) enum QkNorm {
     AfterRope,
 }
 
+/// Tap names of the gate of attention's result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in super::super) struct GateTaps {
+    /// The result before it.
+    pub(in super::super) before: &'static str,
+    /// The gate.
+    pub(in super::super) gate: &'static str,
+    /// Its sigmoid.
+    pub(in super::super) sigmoid: &'static str,
+    /// The result after it.
+    pub(in super::super) after: &'static str,
+}
+
 /// Kinds of recurrent layers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in super::super) enum Recurrent {

@@ -3,7 +3,7 @@
 use super::kinds::Recurrent;
 use crate::error::Error;
 use crate::taps;
-use crate::weights::{Attention, Binder, Ffn, Layer, NormWeights, Recurrence, blk};
+use crate::weights::{Attention, Binder, Experts, Ffn, Layer, NormWeights, Recurrence, blk};
 
 /// Binds a pre-norm layer with a gated feed-forward block, without optional weights.
 pub(super) fn dense_layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
@@ -120,6 +120,38 @@ pub(super) fn with_qk_norms(
     })
 }
 
+/// Adds a gate of `rows` values of attention's result, where the file has one or it is `required`.
+pub(super) fn with_result_gate(
+    b: &mut Binder<'_>,
+    l: usize,
+    layer: Layer,
+    (rows, required): (usize, bool),
+) -> Result<Layer, Error> {
+    let (name, n_embd) = (blk(l, "attn_gate.weight"), b.h.n_embd());
+    layer.attending(|attention| {
+        let gate = match required {
+            true => Some(b.matrix(&name, rows, n_embd)?),
+            false => b.optional_matrix(&name, rows, n_embd)?,
+        };
+        Ok(Attention { gate, ..attention })
+    })
+}
+
+/// Binds a pre-norm layer with experts where the file has a router for it, and a dense block
+/// elsewhere.
+pub(super) fn experts_where_routed(
+    b: &mut Binder<'_>,
+    l: usize,
+    experts: impl FnOnce(&mut Binder<'_>) -> Result<Experts, Error>,
+) -> Result<Layer, Error> {
+    pre_norm_layer(b, l, |b| {
+        if !b.has(&blk(l, "ffn_gate_inp.weight")) {
+            return Ok(Ffn::Dense(b.gated_ffn(l)?));
+        }
+        Ok(Ffn::Experts(experts(b)?))
+    })
+}
+
 /// Tap names of the norms after attention and after the feed-forward block.
 pub(super) struct PostNorms {
     pub(super) attn: &'static str,
@@ -176,10 +208,14 @@ pub(super) fn bare_layer<'b>(
 }
 
 pub(super) fn attention(b: &mut Binder<'_>, l: usize) -> Result<Attention, Error> {
-    let (n_embd, q_width) = (b.h.n_embd(), b.h.layers[l].q_width());
+    let (n_embd, sizes) = (b.h.n_embd(), b.h.layers[l]);
     let qkv = b.qkv(l)?;
-    let wo = b.matrix(&blk(l, "attn_output.weight"), n_embd, q_width)?;
+    let values = sizes.n_head * sizes.value_dim;
+    let wo = b.matrix(&blk(l, "attn_output.weight"), n_embd, values)?;
+    let padding = sizes.head_dim.abs_diff(sizes.value_dim);
+    let padding = (padding > 0).then(|| b.made_vector("(padding)", vec![0.0; padding]));
     Ok(Attention {
+        padding,
         gated: b.h.arch.spec().gated_attention,
         wk: Some(qkv.w[1]),
         wv: Some(qkv.w[2]),

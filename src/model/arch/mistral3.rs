@@ -32,6 +32,8 @@ fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     h.temperature = (rate > 0.0).then_some(Temperature {
         rate,
         step: h.ropes[0].original_context.value,
+        offset: 0,
+        unrotated_only: false,
     });
     Ok(())
 }

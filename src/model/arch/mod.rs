@@ -1,6 +1,7 @@
 //! The supported architectures: one file each, with its own hyperparameters, weights and layer. To
 //! add one, add that file, its `mod` and a line in the list of all.
 
+mod afmoe;
 mod arcee;
 mod bailingmoe2;
 mod bert;
@@ -39,7 +40,9 @@ mod layers;
 mod lfm2;
 mod lfm2moe;
 mod llama;
+mod llama4;
 mod mamba2;
+mod mimo2;
 mod minicpm;
 mod minimax_m2;
 mod mistral3;
@@ -65,8 +68,10 @@ mod qwen3next;
 mod qwen3vl;
 mod qwen3vlmoe;
 mod seed_oss;
+mod smallthinker;
 mod smollm3;
 mod starcoder2;
+mod step35;
 
 use std::fmt;
 
@@ -79,20 +84,21 @@ use super::keys::{Keys, show};
 use super::taps;
 pub(crate) use images::Images;
 pub(crate) use kinds::Classifier;
-pub(super) use kinds::{QkNorm, Recurrent};
+pub(super) use kinds::{GateTaps, QkNorm, Recurrent};
 
 use super::weights::{Attention, Binder, EmbeddingsAndHead, Ffn, Layer, NormWeights, Weights, blk};
 use crate::error::Error;
 use layers::{
     NUMBERED_POST_NORMS, POST_NORMS, PostNorms, bare_layer, biased_layer, dense_layer,
-    expert_layer, experts_after_dense, pre_norm_layer, pre_norm_layer_with,
+    expert_layer, experts_after_dense, experts_where_routed, pre_norm_layer, pre_norm_layer_with,
     qk_normed_experts_after_dense, qk_normed_layer, with_head_norms, with_output_bias,
-    with_post_norms, with_qk_norms, with_whole_norms,
+    with_post_norms, with_qk_norms, with_result_gate, with_whole_norms,
 };
 use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. A new one needs its file and a line here.
-static ALL: [Arch; 63] = [
+static ALL: [Arch; 68] = [
+    Arch(&afmoe::SPEC),
     Arch(&arcee::SPEC),
     Arch(&bailingmoe2::SPEC),
     Arch(&bert::SPEC),
@@ -128,7 +134,9 @@ static ALL: [Arch; 63] = [
     Arch(&lfm2::SPEC),
     Arch(&lfm2moe::SPEC),
     Arch(&llama::SPEC),
+    Arch(&llama4::SPEC),
     Arch(&mamba2::SPEC),
+    Arch(&mimo2::SPEC),
     Arch(&minicpm::SPEC),
     Arch(&minimax_m2::SPEC),
     Arch(&mistral3::SPEC),
@@ -154,8 +162,10 @@ static ALL: [Arch; 63] = [
     Arch(&qwen3vl::SPEC),
     Arch(&qwen3vlmoe::SPEC),
     Arch(&seed_oss::SPEC),
+    Arch(&smallthinker::SPEC),
     Arch(&smollm3::SPEC),
     Arch(&starcoder2::SPEC),
+    Arch(&step35::SPEC),
 ];
 
 /// A supported architecture.
@@ -215,8 +225,12 @@ pub(super) struct Spec {
     pub(super) qk_norm: QkNorm,
     /// Tap names of queries and keys after these norms.
     pub(super) qk_normed: [&'static str; 2],
-    /// Tap name of the gate of attention's result.
-    pub(super) query_gate: &'static str,
+    /// Tap names of the gate of attention's result.
+    pub(super) gate: GateTaps,
+    /// Tap name of queries scaled by position.
+    pub(super) scaled_query: &'static str,
+    /// The router reads the layer's input, before any norm.
+    pub(super) early_router: bool,
     /// Tap names of the shared expert's gate: scores, sigmoid, gated result.
     pub(super) shared_gate: [&'static str; 3],
     /// Tap name of token embeddings.
@@ -273,7 +287,14 @@ const DECODER: Spec = Spec {
     gated_attention: false,
     qk_norm: QkNorm::BeforeRope,
     qk_normed: [taps::Q_CUR_NORMED, taps::K_CUR_NORMED],
-    query_gate: taps::GATE_RESHAPED,
+    gate: GateTaps {
+        before: taps::ATTN_PREGATE,
+        gate: taps::GATE_RESHAPED,
+        sigmoid: taps::GATE_SIGMOID,
+        after: taps::ATTN_GATED,
+    },
+    scaled_query: taps::Q_CUR_TEMP,
+    early_router: false,
     shared_gate: [
         taps::FFN_SHEXP_GATE_INP,
         taps::FFN_SHEXP_GATE,

@@ -1,6 +1,7 @@
 //! SmolLM 3: LLaMA without RoPE in every fourth layer.
 
 use super::{DECODER, Images, Pairing, Spec};
+use crate::hparams::no_rope_every;
 
 /// Constant of llama.cpp's loader; no key stores it.
 const PERIOD: usize = 4;
@@ -10,9 +11,7 @@ pub(super) const SPEC: Spec = Spec {
     images: Images::Causal,
     pairing: Pairing::Norm,
     read_hparams: |_, h| {
-        for layer in h.layers.iter_mut().skip(PERIOD - 1).step_by(PERIOD) {
-            layer.rope = None;
-        }
+        no_rope_every(PERIOD, h);
         Ok(())
     },
     ..DECODER

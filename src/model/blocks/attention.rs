@@ -4,6 +4,7 @@ use octavo_kernels::{Function, ValueShape};
 
 use super::super::arch::QkNorm;
 use super::super::graph::{Op, ValueId};
+use super::super::hparams::Temperature;
 use super::super::taps;
 use super::super::weights::{Attention, NormWeights, VecId, WeightId};
 use super::{Builder, Named, at};
@@ -46,24 +47,51 @@ impl Builder<'_> {
             self.cache_keys_and_values(x, w, wk, apart, l);
         }
         let layer = self.h.layers[l];
+        let q = self.padded(q, w, [layer.head_dim, layer.cache_dim()]);
         let attention = Op::Attention {
             q,
             cache: layer.cache,
             scores: layer.scores,
             sinks: w.sinks,
         };
-        let name = if w.gated {
-            taps::ATTN_PREGATE
-        } else {
-            taps::KQV_OUT
+        let names = self.spec.gate;
+        let name = match gate.is_some() || w.gate.is_some() {
+            true => names.before,
+            false => taps::KQV_OUT,
         };
-        let mut out = self.push(attention, self.info(q), at(name, l));
+        let (cached, value) = (layer.cache_dim(), layer.value_dim);
+        let named = at(name, l).filter(|_| cached == value);
+        let mut out = self.push(attention, self.info(q), named);
+        if cached > value {
+            out = self.named_slice(out, cached, 0, value, at(name, l));
+        }
+        let gate = gate.or_else(|| Some(self.matmul(x, w.gate?, at(names.gate, l))));
         if let Some(gate) = gate {
-            let by = self.unary(gate, Function::Sigmoid, at(taps::GATE_SIGMOID, l));
-            out = self.mul(out, by, at(taps::ATTN_GATED, l));
+            let by = self.unary(gate, Function::Sigmoid, at(names.sigmoid, l));
+            out = match self.info(by) == self.info(out) {
+                true => self.mul(out, by, at(names.after, l)),
+                false => {
+                    let op = Op::ScaleRows { x: out, by };
+                    self.push(op, self.info(out), at(names.after, l))
+                }
+            };
         }
         let named = self.spec.attn_out.and_then(|name| at(name, l));
-        self.affine(out, w.wo, w.bo, named)
+        let out = self.affine(out, w.wo, w.bo, named);
+        self.scale(out, self.h.factors.attention, at(taps::ATTN_OUT_SCALED, l))
+    }
+
+    /// Pads heads of `from` values with zeros to `to` values.
+    fn padded(&mut self, x: ValueId, w: &Attention, [from, to]: [usize; 2]) -> ValueId {
+        let Some(values) = w.padding.filter(|_| from < to) else {
+            return x;
+        };
+        let info = ValueShape {
+            width: to - from,
+            ..self.info(x)
+        };
+        let zeros = self.push(Op::Constant { values }, info, None);
+        self.concat(x, zeros, [from, to - from], None)
     }
 
     /// Writes the layer's own keys and values into the cache.
@@ -94,7 +122,10 @@ impl Builder<'_> {
         };
         let v = self.optional_norm(v, w.v_norm, l);
         let k = self.project_and_rotate(x, &k, apart, l).y;
-        let cache = self.h.layers[l].cache;
+        let layer = self.h.layers[l];
+        let k = self.padded(k, w, [layer.head_dim, layer.cache_dim()]);
+        let v = self.padded(v, w, [layer.value_dim, layer.cache_dim()]);
+        let cache = layer.cache;
         let nothing = ValueShape {
             width: 0,
             ..self.info(k)
@@ -117,7 +148,7 @@ impl Builder<'_> {
         let (mut y, mut gate) = (self.bias(y, p.bias, own), None);
         if p.gated {
             let n = self.h.layers[l].head_dim;
-            let name = at(self.spec.query_gate, l);
+            let name = at(self.spec.gate.gate, l);
             gate = Some(self.named_slice(y, 2 * n, n, n, name));
             y = self.slice(y, 2 * n, 0, n);
         }
@@ -146,14 +177,17 @@ impl Builder<'_> {
 
     /// Scales queries by their position, if the model has a temperature.
     pub(super) fn scaled_by_position(&mut self, q: ValueId, l: usize) -> ValueId {
-        let Some(temperature) = self.h.temperature else {
+        let rotates = self.h.layers[l].rope.is_some();
+        let scales = |t: &Temperature| !t.unrotated_only || !rotates;
+        let Some(temperature) = self.h.temperature.filter(scales) else {
             return q;
         };
         let op = Op::ScaleByPosition {
             x: q,
             rate: temperature.rate,
             step: temperature.step,
+            offset: temperature.offset,
         };
-        self.push(op, self.info(q), at(taps::Q_CUR_TEMP, l))
+        self.push(op, self.info(q), at(self.spec.scaled_query, l))
     }
 }

@@ -6,6 +6,7 @@ use super::super::graph::{Op, ValueId};
 use super::super::hparams::Gating;
 use super::super::taps;
 use super::super::weights::{ExpertBank, ExpertInputs, ExpertScale, Experts, VecId, WeightId};
+use super::feed_forward::OF_EXPERTS;
 use super::{Builder, Named, at};
 
 /// Smallest divisor when weights are divided by their sum, as in llama.cpp: the smallest normal
@@ -71,10 +72,21 @@ impl Builder<'_> {
             Some([down, _]) => self.matmul(x, down, None),
             None => x,
         };
+        let (z, weights) = match w.ones {
+            Some(ones) => {
+                let ones = self.constant(ones, z);
+                (self.weighted_inputs(z, weights, l), ones)
+            }
+            None => (z, weights),
+        };
         let y = self.inner_values(z, ids, w, l);
         let y = self.bank(y, ids, w.down, l, &DOWN);
         let sum = Op::ExpertSum { x: y, weights };
-        let mut out = self.push(sum, self.info(z), at(taps::FFN_MOE_OUT, l));
+        let info = ValueShape {
+            width: self.info(y).width / self.info(ids).width,
+            ..self.info(y)
+        };
+        let mut out = self.push(sum, info, at(w.tap, l));
         if let Some([_, up]) = w.latent {
             out = self.matmul(out, up, None);
         }
@@ -88,8 +100,33 @@ impl Builder<'_> {
             let by = self.unary(by, Function::Sigmoid, at(sigmoid, l));
             y = self.push(Op::ScaleRows { x: y, by }, self.info(y), at(gated, l));
         }
-        let name = at(self.spec.ffn_out, l);
-        self.add(out, y, name)
+        self.add(out, y, at(w.merged_tap, l))
+    }
+
+    /// Appends the experts' inputs side by side, each times the expert's weight.
+    fn weighted_inputs(&mut self, x: ValueId, weights: ValueId, l: usize) -> ValueId {
+        let (one, used) = (self.info(x).width, self.info(weights).width);
+        let all = (1..used).fold(x, |all, n| self.concat(all, x, [n * one, one], None));
+        let op = Op::ScaleRows {
+            x: all,
+            by: weights,
+        };
+        self.push(op, self.info(all), at(taps::FFN_MOE_WEIGHTED, l))
+    }
+
+    /// Appends a vector for each row of another value.
+    fn constant(&mut self, values: VecId, like: ValueId) -> ValueId {
+        let info = ValueShape {
+            width: self.w.vector(values).len(),
+            rows: RowSet::All,
+        };
+        let x = self.push(Op::Constant { values }, info, None);
+        match self.info(like).rows {
+            rows @ RowSet::Outputs => {
+                self.push(Op::SelectRows { x }, ValueShape { rows, ..info }, None)
+            }
+            _ => x,
+        }
     }
 
     /// Appends the values that the chosen experts' down projections read.
@@ -111,25 +148,14 @@ impl Builder<'_> {
                 [half(0, taps::FFN_MOE_GATE), half(n, taps::FFN_MOE_UP)]
             }
         };
-        let (act, name) = self.h.feature().gated_experts();
-        self.push(Op::Gate { gate, up, act }, self.info(gate), at(name, l))
+        let limit = self.h.layers[l].clamps.experts;
+        self.gated_product([gate, up], limit, l, &OF_EXPERTS)
     }
 
     /// Multiplies the chosen experts' weights with the experts' scales.
     fn scaled_experts(&mut self, route: Route, values: VecId) -> ValueId {
         let ids = route.ids;
-        let info = ValueShape {
-            width: self.w.vector(values).len(),
-            rows: RowSet::All,
-        };
-        let mut x = self.push(Op::Constant { values }, info, None);
-        let info = ValueShape {
-            rows: self.info(ids).rows,
-            ..info
-        };
-        if info.rows == RowSet::Outputs {
-            x = self.push(Op::SelectRows { x }, info, None);
-        }
+        let x = self.constant(values, ids);
         let chosen = self.push(Op::Gather { x, ids }, self.info(ids), None);
         self.mul(route.weights, chosen, None)
     }
@@ -152,7 +178,10 @@ impl Builder<'_> {
             Gating::Sigmoid => self.unary(logits, Function::Sigmoid, named),
             Gating::SoftmaxOfChosen => logits,
         };
-        let scores = self.bias(probs, w.selection_bias, at(taps::FFN_MOE_PROBS_BIASED, l));
+        let scores = match rules.weighs_inputs {
+            true => logits,
+            false => self.bias(probs, w.selection_bias, at(taps::FFN_MOE_PROBS_BIASED, l)),
+        };
         let of_used = ValueShape {
             width: rules.used,
             ..self.info(x)

@@ -14,6 +14,7 @@ pub(crate) enum Feature {
     Gelu,
     SquaredRelu,
     SwigluOai,
+    Relu,
 }
 
 impl Feature {
@@ -24,28 +25,8 @@ impl Feature {
             Feature::Gelu => "GELU",
             Feature::SquaredRelu => "squared ReLU",
             Feature::SwigluOai => "clamped SwiGLU",
+            Feature::Relu => "ReLU",
         }
-    }
-
-    /// Returns the activation that combines gate and up projections, and the result's name.
-    fn gated(self) -> (Activation, &'static str) {
-        match self {
-            Feature::Silu => (Activation::Silu, taps::FFN_SWIGLU),
-            Feature::Gelu => (Activation::Gelu, taps::FFN_GEGLU),
-            Feature::SwigluOai => (Activation::SwigluOai, taps::FFN_SWIGLU_OAI),
-            Feature::SquaredRelu => unreachable!("no architecture gates with it"),
-        }
-    }
-
-    /// Returns the same for experts.
-    pub(super) fn gated_experts(self) -> (Activation, &'static str) {
-        let (act, _) = self.gated();
-        let name = match act {
-            Activation::Silu => taps::FFN_MOE_SWIGLU,
-            Activation::Gelu => taps::FFN_MOE_GEGLU,
-            Activation::SwigluOai => taps::FFN_MOE_SWIGLU_OAI,
-        };
-        (act, name)
     }
 
     /// Returns whether it is an activation of a gate.
@@ -58,19 +39,61 @@ impl Feature {
         match self {
             Feature::Gelu => (Function::Gelu, taps::FFN_GELU),
             Feature::SquaredRelu => (Function::SquaredRelu, taps::FFN_SQR_RELU),
-            Feature::Silu | Feature::SwigluOai => {
+            Feature::Silu | Feature::SwigluOai | Feature::Relu => {
                 unreachable!("no architecture has it without a gate")
             }
         }
     }
 }
 
+/// Tap names of gated products: with SiLU, GELU, gpt-oss's function and ReLU, then those of limited
+/// products.
+pub(super) struct ProductTaps {
+    gated: [&'static str; 4],
+    silu: &'static str,
+    silu_clamped: &'static str,
+    up_clamped: &'static str,
+    limited: &'static str,
+}
+
+const DENSE: ProductTaps = ProductTaps {
+    gated: [
+        taps::FFN_SWIGLU,
+        taps::FFN_GEGLU,
+        taps::FFN_SWIGLU_OAI,
+        taps::FFN_REGLU,
+    ],
+    silu: taps::FFN_SILU,
+    silu_clamped: taps::FFN_SILU_CLAMPED,
+    up_clamped: taps::FFN_UP_CLAMPED,
+    limited: taps::FFN_SWIGLU_LIMITED,
+};
+
+pub(super) const OF_EXPERTS: ProductTaps = ProductTaps {
+    gated: [
+        taps::FFN_MOE_SWIGLU,
+        taps::FFN_MOE_GEGLU,
+        taps::FFN_MOE_SWIGLU_OAI,
+        taps::FFN_MOE_REGLU,
+    ],
+    silu: taps::FFN_MOE_SILU,
+    silu_clamped: taps::FFN_MOE_SILU_CLAMPED,
+    up_clamped: taps::FFN_MOE_UP_CLAMPED,
+    limited: taps::FFN_MOE_SWIGLU_LIMITED,
+};
+
 impl Builder<'_> {
     /// Appends the layer's feed-forward block or experts, which read `normed`; a layer with both
-    /// also norms `x` itself.
-    pub(super) fn feed_forward(&mut self, normed: ValueId, x: ValueId, l: usize) -> ValueId {
+    /// also norms `x` itself, and a router may read the layer's input, `entry`.
+    pub(super) fn feed_forward(
+        &mut self,
+        normed: ValueId,
+        [x, entry]: [ValueId; 2],
+        l: usize,
+    ) -> ValueId {
         match &self.of_layer(l).ffn {
             Ffn::Dense(w) => self.dense(normed, w, l, self.spec.ffn_out),
+            Ffn::Experts(w) if self.spec.early_router => self.experts(normed, entry, w, l),
             Ffn::Experts(w) => self.experts(normed, normed, w, l),
             Ffn::Both(w) => self.dense_and_experts(normed, x, w, l),
             Ffn::Absent => unreachable!("the layer ends before it"),
@@ -119,8 +142,8 @@ impl Builder<'_> {
         let up = self.bias(up, w.up_bias, at(taps::FFN_UP_B, l));
         let y = match gate {
             Some(gate) => {
-                let (act, name) = self.h.feature().gated();
-                self.push(Op::Gate { gate, up, act }, self.info(gate), at(name, l))
+                let limit = self.h.layers[l].clamps.dense;
+                self.gated_product([gate, up], limit, l, &DENSE)
             }
             None => {
                 let (f, name) = self.h.feature().plain();
@@ -134,5 +157,34 @@ impl Builder<'_> {
         };
         let y = self.matmul(y, w.down, at(product, l));
         self.bias(y, w.down_bias, at(out, l))
+    }
+
+    /// Appends the product of a gate's activation and an up projection, with an optional limit.
+    pub(super) fn gated_product(
+        &mut self,
+        [gate, up]: [ValueId; 2],
+        limit: Option<f32>,
+        l: usize,
+        names: &ProductTaps,
+    ) -> ValueId {
+        if let Some(most) = limit {
+            let gate = self.unary(gate, Function::Silu, at(names.silu, l));
+            let below = Function::Clamp(f32::NEG_INFINITY, most);
+            let gate = self.unary(gate, below, at(names.silu_clamped, l));
+            let up = self.unary(up, Function::Clamp(-most, most), at(names.up_clamped, l));
+            return self.mul(gate, up, at(names.limited, l));
+        }
+        let [silu, gelu, oai, relu] = names.gated.map(|name| at(name, l));
+        let (act, name) = match self.h.feature() {
+            Feature::Silu => (Activation::Silu, silu),
+            Feature::Gelu => (Activation::Gelu, gelu),
+            Feature::SwigluOai => (Activation::SwigluOai, oai),
+            Feature::Relu => {
+                let gate = self.unary(gate, Function::Clamp(0.0, f32::INFINITY), None);
+                return self.mul(gate, up, relu);
+            }
+            Feature::SquaredRelu => unreachable!("no architecture gates with it"),
+        };
+        self.push(Op::Gate { gate, up, act }, self.info(gate), name)
     }
 }

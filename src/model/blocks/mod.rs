@@ -155,15 +155,15 @@ impl<'a> Builder<'a> {
         let w = self.of_layer(l);
         let normed = self.optional_norm(x, w.attn_norm, l);
         let out = self.mixed(normed, l);
-        let [out, x] = self.output_rows([out, x], l);
+        let [out, entry] = self.output_rows([out, x], l);
         let out = self.optional_norm(out, w.attn_post_norm, l);
         let out = self.scale(out, self.h.factors.residual, None);
         if w.ffn == Ffn::Absent {
-            return self.add(out, x, at(taps::L_OUT, l));
+            return self.add(out, entry, at(taps::L_OUT, l));
         }
-        let x = self.add(out, x, residual.and_then(|name| at(name, l)));
+        let x = self.add(out, entry, residual.and_then(|name| at(name, l)));
         let normed = self.optional_norm(x, w.ffn_norm, l);
-        let out = self.feed_forward(normed, x, l);
+        let out = self.feed_forward(normed, [x, entry], l);
         let out = self.optional_norm(out, w.ffn_post_norm, l);
         let out = self.scale(out, self.h.factors.residual, None);
         // the last step is named as the layer's output
@@ -206,7 +206,7 @@ impl<'a> Builder<'a> {
         let attended = self.mixed(normed, l);
         let [attended, x, normed] =
             self.output_rows([attended, x, ffn_normed.unwrap_or(normed)], l);
-        let out = self.feed_forward(normed, x, l);
+        let out = self.feed_forward(normed, [x; 2], l);
         let out = self.add(out, x, None);
         self.add(attended, out, at(taps::L_OUT, l))
     }
@@ -219,7 +219,7 @@ impl<'a> Builder<'a> {
             self.output_rows([out, x], l)
         } else {
             let [normed, x] = self.output_rows([normed, x], l);
-            [self.feed_forward(normed, x, l), x]
+            [self.feed_forward(normed, [x; 2], l), x]
         };
         self.add(out, x, at(taps::NEMOTRON_H_BLOCK_OUT, l))
     }
@@ -230,7 +230,7 @@ impl<'a> Builder<'a> {
         let [out, x] = self.output_rows([out, x], l);
         let x = self.add(out, x, None);
         let x = self.optional_norm(x, w.attn_post_norm, l);
-        let out = self.feed_forward(x, x, l);
+        let out = self.feed_forward(x, [x; 2], l);
         let x = self.add(out, x, None);
         self.optional_norm(x, w.ffn_post_norm, l)
     }

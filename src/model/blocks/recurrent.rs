@@ -65,6 +65,7 @@ impl Builder<'_> {
             key_dim: sizes.state_size,
             heads: self.key_heads(),
             delta: true,
+            decay_by_key: false,
             scale: 1.0 / (sizes.state_size as f32).sqrt(),
         };
         let streams = Streams {
@@ -179,6 +180,7 @@ impl Builder<'_> {
             key_dim: sizes.state_size,
             heads: self.key_heads(),
             delta: false,
+            decay_by_key: false,
             scale: 1.0,
         };
         let read = self.linear_attention(&streams, how);

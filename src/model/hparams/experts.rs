@@ -29,6 +29,9 @@ pub struct Experts {
     pub scale: f32,
     /// Group-limited routing, if used.
     pub groups: Option<TopGroups>,
+    /// Weights multiply the experts' inputs instead of their results, and experts are chosen by
+    /// scores before the router's function.
+    pub weighs_inputs: bool,
     /// Width that the experts read and yield, where it is another than the embedding's.
     pub latent: Option<usize>,
 }
@@ -59,6 +62,8 @@ pub(crate) struct ExpertRules {
     pub(crate) shared: SharedWidth,
     /// `moe_latent_size` is read: [`Experts::latent`].
     pub(crate) latent: bool,
+    /// See [`Experts::weighs_inputs`].
+    pub(crate) weighs_inputs: bool,
 }
 
 /// Width of the shared experts.
@@ -125,6 +130,7 @@ pub(crate) const MIXTURE: ExpertRules = ExpertRules {
     n_ff: DefaultWidth::Divided,
     shared: SharedWidth::Keyed,
     latent: false,
+    weighs_inputs: false,
 };
 
 /// Mixtures whose files must state how the router weighs experts, and how wide they are.
@@ -199,6 +205,7 @@ pub(crate) fn experts(k: &mut Keys<'_>, h: &Hparams, rules: ExpertRules) -> Resu
         normalized,
         scale: scale(k, rules.router_keys)?,
         groups: groups(k, count, used)?,
+        weighs_inputs: rules.weighs_inputs,
     })
 }
 

@@ -169,7 +169,12 @@ pub(crate) fn latent_scores(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Err
     if rate > 0.0 {
         let range = 1..=i32::MAX as usize;
         let step = k.count("attention.temperature_length", range, None)?.value;
-        h.temperature = Some(Temperature { rate, step });
+        h.temperature = Some(Temperature {
+            rate,
+            step,
+            offset: 0,
+            unrotated_only: false,
+        });
     }
     Ok(())
 }

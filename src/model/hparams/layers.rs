@@ -32,18 +32,31 @@ pub struct LayerHparams {
     pub n_head: usize,
     /// KV heads; divides `n_head`, and is 0 where that is.
     pub n_head_kv: usize,
-    /// Width of one query, key or value head; even.
+    /// Width of one query or key head, and of a value head unless `value_dim` differs; even.
     pub head_dim: usize,
+    /// Width of one value head.
+    pub value_dim: usize,
     /// Feed-forward width; 0 where there is no dense block.
     pub n_ff: usize,
     /// Index in [`super::Hparams::ropes`] of its rotary embedding; `None` without RoPE.
     pub rope: Option<usize>,
     /// Mask, scale and cap of attention scores.
     pub scores: Scores,
+    /// Limits of gated products in feed-forward blocks.
+    pub clamps: Clamps,
     /// Layer whose keys and values it reads: itself, or an earlier one where it has none.
     pub kv_layer: usize,
     /// Place of these in the cache; the group is one of [`super::Hparams::caches`].
     pub cache: CacheLayer,
+}
+
+/// Limits `c` of gated products, which are `min(silu(gate), c) * clamp(up, -c, c)` then.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Clamps {
+    /// Of experts.
+    pub experts: Option<f32>,
+    /// Of shared experts and dense blocks.
+    pub dense: Option<f32>,
 }
 
 /// Layers whose keys and values have the same shape and lifetime, and which share a block table.
@@ -75,7 +88,7 @@ pub(super) fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
         let empty = CacheGroup {
             n_layer: 0,
             n_head_kv: layer.n_head_kv,
-            head_dim: layer.head_dim,
+            head_dim: layer.cache_dim(),
             window: layer.looks_back(),
         };
         let like = |group: &CacheGroup| {
@@ -127,9 +140,25 @@ impl LayerHparams {
         self.n_head * self.head_dim
     }
 
-    /// Returns the total width of all key (or value) heads.
+    /// Returns the total width of all key heads.
     pub fn kv_width(&self) -> usize {
         self.n_head_kv * self.head_dim
+    }
+
+    /// Returns the total width of all value heads.
+    pub fn v_width(&self) -> usize {
+        self.n_head_kv * self.value_dim
+    }
+
+    /// Returns the width of a cached key or value: that of the wider one, to which the other is
+    /// padded.
+    pub fn cache_dim(&self) -> usize {
+        self.head_dim.max(self.value_dim)
+    }
+
+    /// Returns the total width of all cached keys (or values).
+    pub fn cache_width(&self) -> usize {
+        self.n_head_kv * self.cache_dim()
     }
 }
 
@@ -178,9 +207,9 @@ pub(super) fn read(
             return Err(k.bad(key, expected, kv.to_string()));
         }
     }
-    let head_dim = match &latent {
-        Some(latent) => latent.key(),
-        None => head_dim(k, spec, n_embd, &n_head)?,
+    let (head_dim, value_dim) = match &latent {
+        Some(latent) => (latent.key(), latent.key()),
+        None => head_dims(k, spec, n_embd, &n_head)?,
     };
     let layers: Vec<LayerHparams> = (0..n_layer)
         .map(|l| LayerHparams {
@@ -188,9 +217,11 @@ pub(super) fn read(
             n_head: n_head.of(l),
             n_head_kv: n_head_kv.of(l),
             head_dim,
+            value_dim,
             n_ff: n_ff.of(l),
             rope: Some(0),
             scores: Scores::plain(1.0 / (head_dim as f32).sqrt()),
+            clamps: Clamps::default(),
             kv_layer: l,
             cache: CacheLayer { group: 0, layer: 0 },
         })
@@ -213,16 +244,20 @@ fn read_heads(k: &mut Keys<'_>, spec: &Spec, n_layer: usize) -> Result<Heads, Er
     Ok(Heads { n_head, n_head_kv })
 }
 
-/// Reads the head width, which is the same for all layers with heads.
-fn head_dim(
+/// Key of the width of value heads.
+pub(crate) const VALUE_LENGTH: &str = "attention.value_length";
+
+/// Reads the widths of a query or key head and of a value head, which are the same for all layers
+/// with heads.
+fn head_dims(
     k: &mut Keys<'_>,
     spec: &Spec,
     n_embd: usize,
     n_head: &PerLayer,
-) -> Result<usize, Error> {
+) -> Result<(usize, usize), Error> {
     let most_heads = n_head.iter().max().unwrap_or(0);
     if most_heads == 0 {
-        return Ok(2);
+        return Ok((2, 2));
     }
     let attending = || n_head.iter().filter(|heads| *heads > 0);
     let default = n_embd / most_heads;
@@ -247,17 +282,21 @@ fn head_dim(
         return Err(k.bad(name, "an even number", key.to_string()));
     }
     let value = k
-        .count("attention.value_length", 1..=MAX_HEAD_DIM, Some(default))?
+        .count(VALUE_LENGTH, 1..=MAX_HEAD_DIM, Some(default))?
         .value;
-    if value != key {
+    let may_differ = spec.reads.contains(&VALUE_LENGTH);
+    if may_differ && !is_head_dim(value) {
+        return Err(k.bad(k.full(VALUE_LENGTH), "an even number", value.to_string()));
+    }
+    if value != key && !may_differ {
         let expected = format!("must equal attention.key_length, {key}");
-        return Err(k.unsupported("attention.value_length", expected, value.to_string()));
+        return Err(k.unsupported(VALUE_LENGTH, expected, value.to_string()));
     }
     if let Some(heads) = attending().find(|heads| spec.heads_fill_width && heads * key != n_embd) {
         let expected = format!("embedding_length / head_count = {n_embd} / {heads}");
         return Err(k.bad(k.full("attention.key_length"), expected, key.to_string()));
     }
-    Ok(key)
+    Ok((key, value))
 }
 
 pub(super) fn is_head_dim(width: usize) -> bool {

@@ -32,16 +32,17 @@ pub(crate) use experts::{
 pub use experts::{Experts, Gating};
 pub use latent::LatentHparams;
 pub(crate) use latent::latent_scores;
-pub(crate) use layers::share_caches;
-pub use layers::{CacheGroup, LayerHparams, TokenMixer};
+pub use layers::{CacheGroup, Clamps, LayerHparams, TokenMixer};
+pub(crate) use layers::{VALUE_LENGTH, share_caches};
 pub use pooling::Pooling;
 pub(crate) use pooling::{CAUSAL, dense_width, see_all, see_all_if_asked, token_types};
 pub use recurrent::RecurrentHparams;
 pub use rope::{RopeHparams, ScalingKind};
 pub(crate) use rope::{SECTIONS, Sections, sections_if_any};
 pub(crate) use windows::{
-    only_windows_turn, required_windows, sliding_window_rope_base, windows, windows_after_dense,
-    windows_have_heads, windows_or_none, windows_turn_by,
+    constant_windows, flagged_windows, local_windows, no_rope_every, only_windows_turn,
+    required_windows, sliding_window_rope_base, windows, windows_after_dense, windows_have_heads,
+    windows_or_none, windows_turn_by,
 };
 
 /// Maximum number of layers (llama.cpp's limit is of the same size).
@@ -126,6 +127,8 @@ pub struct Factors {
     pub embedding: f32,
     /// Factor on the results of attention and feed-forward blocks.
     pub residual: f32,
+    /// Factor on the results of attention alone.
+    pub attention: f32,
     /// Factor on the logits.
     pub logits: f32,
     /// Soft cap, `cap * tanh(logits / cap)`, applied after the factor.
@@ -136,18 +139,23 @@ impl Factors {
     const NONE: Factors = Factors {
         embedding: 1.0,
         residual: 1.0,
+        attention: 1.0,
         logits: 1.0,
         logit_cap: None,
     };
 }
 
-/// Position-dependent scale of queries: `1 + rate * ln(1 + floor(position / step))`.
+/// Position-dependent scale of queries: `1 + rate * ln(1 + floor((position + offset) / step))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Temperature {
     /// Rate in this formula.
     pub rate: f32,
     /// Positions between two steps of the scale.
     pub step: usize,
+    /// Added to positions.
+    pub offset: usize,
+    /// Only queries without RoPE are scaled.
+    pub unrotated_only: bool,
 }
 
 impl Hparams {
@@ -353,7 +361,7 @@ impl Hparams {
         let n_layer = self.n_layer();
         2 * self
             .cached_layers(n_layer)
-            .map(LayerHparams::kv_width)
+            .map(LayerHparams::cache_width)
             .sum::<usize>()
     }
 

@@ -57,6 +57,41 @@ pub(crate) fn windows_after_dense(
     stated(k, h, None, (period, Dense::First))
 }
 
+/// Does the same for files that must state a window size, and which layers have it.
+pub(crate) fn flagged_windows(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    if !matches!(k.get(PATTERN), Some(Value::Array(_))) {
+        return Err(k.missing(k.full(PATTERN), "a flag for each layer"));
+    }
+    required_windows(k, h, 1)?;
+    Ok(())
+}
+
+/// Gives windows of a constant size to the layers that the file or the period marks; of each
+/// period, the first or the last layer has none.
+pub(crate) fn constant_windows(
+    k: &mut Keys<'_>,
+    h: &mut Hparams,
+    window: usize,
+    period: usize,
+    dense_first: bool,
+) -> Result<(), Error> {
+    let dense = if dense_first {
+        Dense::First
+    } else {
+        Dense::Last
+    };
+    let has = pattern(k, h.n_layer(), period, dense)?;
+    give(h, window, &has);
+    Ok(())
+}
+
+/// Removes RoPE from every `period`th layer.
+pub(crate) fn no_rope_every(period: usize, h: &mut Hparams) {
+    for layer in h.layers.iter_mut().skip(period - 1).step_by(period) {
+        layer.rope = None;
+    }
+}
+
 /// Reads the window size, and gives it to the layers that the file or the period marks.
 fn stated(
     k: &mut Keys<'_>,
@@ -150,6 +185,18 @@ pub(crate) fn sliding_window_rope_base(k: &mut Keys<'_>, h: &mut Hparams) -> Res
     Ok(())
 }
 
+/// Gives layers with windows a RoPE of their own, with base 10000 unless the file states another,
+/// and neither scaling nor the file's divisors.
+pub(crate) fn local_windows(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    let base = k.positive("rope.freq_base_swa", f32::INFINITY, Some(10000.0))?;
+    windows_turn_by(h, |rope| {
+        rope.freq_base = base;
+        rope.scaling.value = ScalingKind::None;
+        rope.divided = false;
+    });
+    Ok(())
+}
+
 /// Removes RoPE from layers without windows. llama.cpp's graphs of such models use one base for all
 /// layers.
 pub(crate) fn only_windows_turn(k: &mut Keys<'_>, h: &mut Hparams) {
@@ -187,7 +234,7 @@ pub(crate) fn windows_have_heads(k: &mut Keys<'_>, h: &mut Hparams) -> Result<()
         return Err(k.bad(k.full(HEAD_DIM), expected, head_dim.to_string()));
     }
     for layer in h.layers.iter_mut().filter(|l| l.scores.window.is_some()) {
-        layer.head_dim = head_dim;
+        (layer.head_dim, layer.value_dim) = (head_dim, head_dim);
     }
     let n_rot = k.count("rope.dimension_count_swa", 2..=head_dim, Some(head_dim))?;
     if n_rot.value % 2 != 0 {

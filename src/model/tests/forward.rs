@@ -46,7 +46,7 @@ impl Run<'_> {
     fn attention(&self, q: ValueId, layer: usize, scores: Scores, sinks: Option<VecId>) -> Matrix {
         let sinks = sinks.map(|sinks| self.m.weights.vector(sinks));
         let h = &self.m.hparams.layers[layer];
-        let (d, group) = (h.head_dim, h.n_head / h.n_head_kv);
+        let (d, group) = (h.cache_dim(), h.n_head / h.n_head_kv);
         let (k, v) = &self.cache[layer];
         let head = |row: &[f64], head: usize| row[head * d..][..d].to_vec();
         let one = |t: usize, row: &Vec<f64>| {
@@ -61,6 +61,7 @@ impl Run<'_> {
                 };
                 let seen = match (scores.window, scores.causal) {
                     (None, true) => 0..t + 1,
+                    (Some(chunk), true) if scores.chunked => t - t % chunk..t + 1,
                     (Some(window), true) => (t + 1).saturating_sub(window)..t + 1,
                     (None, false) => 0..k.len(),
                     (Some(w), false) => t.saturating_sub(w / 2)..k.len().min(t + 1 + w / 2),
@@ -176,9 +177,12 @@ impl Run<'_> {
             } => self.attention(q, self.layer_of(cache), scores, sinks),
             Op::Gate { gate, up, act } => self.zip(gate, up, |g, u| ops::gate(act, g, u)),
             Op::Unary { x, f } => self.zip(x, x, |x, _| ops::function(f, x)),
-            Op::ScaleByPosition { x, rate, step } => {
-                ops::scale_by_position(self.value(x), rate, step)
-            }
+            Op::ScaleByPosition {
+                x,
+                rate,
+                step,
+                offset,
+            } => ops::scale_by_position(self.value(x), rate, |t| (t + offset) / step),
             Op::Add { a, b } => self.zip(a, b, |a, b| a + b),
             Op::Merge { .. } => unreachable!("no text model merges rows"),
             Op::Mul { a, b } => self.zip(a, b, |a, b| a * b),
@@ -203,9 +207,7 @@ impl Run<'_> {
             Op::TopK { x, n, groups } => self.rows(x, |row| ops::top_k(row, n, groups)),
             Op::Gather { x, ids } => self.both(x, ids, ops::gather),
             Op::Normalize { x, least } => self.rows(x, |row| ops::normalize(row, least)),
-            Op::ScaleRows { x, by } => {
-                self.both(x, by, |row, by| row.iter().map(|x| x * by[0]).collect())
-            }
+            Op::ScaleRows { x, by } => self.both(x, by, ops::scale_rows),
             Op::ExpertMatMul { x, w, ids, experts } => {
                 let w = self.weight(w);
                 self.both(x, ids, |row, ids| {

@@ -127,10 +127,17 @@ pub struct Experts {
     pub input: ExpertInputs,
     /// (n_embd, n_ff) each
     pub down: ExpertBank,
+    /// (used), all 1: the weights multiply the experts' inputs, and their results are summed by
+    /// these.
+    pub ones: Option<VecId>,
+    /// Name of the experts' weighted sum.
+    pub tap: &'static str,
     /// Shared expert.
     pub shared: Option<FeedForward>,
     /// Name of its result.
     pub shared_tap: &'static str,
+    /// Name of the sum of both.
+    pub merged_tap: &'static str,
     /// (1, n_embd): yields the score of its gate, before a sigmoid.
     pub shared_gate: Option<WeightId>,
 }
@@ -180,13 +187,13 @@ pub struct Attention {
     pub gated: bool,
     /// (n_head_kv * head_dim, n_embd); none where the layer reads another layer's keys and values
     pub wk: Option<WeightId>,
-    /// (n_head_kv * head_dim, n_embd); without it, values are the product with `wk`
+    /// (n_head_kv * value_dim, n_embd); without it, values are the product with `wk`
     pub wv: Option<WeightId>,
     /// (n_head * head_dim)
     pub bq: Option<VecId>,
     /// (n_head_kv * head_dim)
     pub bk: Option<VecId>,
-    /// (n_head_kv * head_dim)
+    /// (n_head_kv * value_dim)
     pub bv: Option<VecId>,
     /// Norm of queries: as wide as a head, or as all of them.
     pub q_norm: Option<NormWeights>,
@@ -196,7 +203,12 @@ pub struct Attention {
     pub v_norm: Option<NormWeights>,
     /// (n_head): attention sinks, added to softmax's denominators.
     pub sinks: Option<VecId>,
-    /// (n_embd, n_head * head_dim)
+    /// (n_head * value_dim, n_embd), or (n_head, n_embd): yields a gate of each value of the result,
+    /// or of each head's.
+    pub gate: Option<WeightId>,
+    /// Zeros that pad the narrower of key and value heads.
+    pub padding: Option<VecId>,
+    /// (n_embd, n_head * value_dim)
     pub wo: WeightId,
     /// (n_embd)
     pub bo: Option<VecId>,
@@ -217,6 +229,8 @@ impl Attention {
             k_norm: None,
             v_norm: None,
             sinks: None,
+            gate: None,
+            padding: None,
             wo,
             bo: None,
         }

@@ -2,15 +2,126 @@
 
 use super::super::math::Activation;
 use super::super::rope::RopePairs;
-use super::families::{DEEPSEEK2, LLAMA, MIXTRAL, NARROW, QWEN2, QWEN3, SIGMOID, UNNAMED_ATTN_OUT};
+use super::families::{
+    DEEPSEEK2, LLAMA, MIXTRAL, NARROW, QWEN2, QWEN3, SIGMOID, UNNAMED_ATTN_OUT, norm,
+};
 use super::{
-    Architecture, Experts, Gating, Names, QkNorm, Recurrent, Rotated, SharedWidth, Up, WeightsNorm,
-    WindowLength, WindowRope, Windows,
+    Architecture, Experts, Gating, Names, QkNorm, Recurrent, ResultGate, Rotated, Scales,
+    SharedWidth, Sinks, Up, WeightsNorm, WindowLength, WindowRope, Windows,
 };
 
 /// Their differences from their families.
 pub(super) const COMBINED: &[Architecture] = &[
     NEMOTRON_H,
+    Architecture {
+        name: "afmoe",
+        attn_post_norm: norm("post_attention_norm", "attn_post_norm"),
+        ffn_post_norm: norm("post_ffw_norm", "ffn_post_norm"),
+        rotated: Rotated::ThreeOfFour,
+        windows: Some(Windows {
+            length: WindowLength::Optional,
+            rope: WindowRope::Based,
+            ..FLAGGED
+        }),
+        gate: Some(ResultGate {
+            by_head: false,
+            taps: ["attn_out", "attn_gate_proj", "attn_gate_sig", "attn_gated"],
+        }),
+        scales: Scales::Embedding,
+        experts: Some(Experts {
+            selection_bias: true,
+            ..SIGMOID
+        }),
+        names: Names {
+            attn_out: Some("attn_o_proj"),
+            rotated: [Some("Qcur_rope"), Some("Kcur_rope")],
+            scaled_embedding: Some("inp_embd_scaled"),
+            ..LLAMA.names
+        },
+        ..QWEN3
+    },
+    Architecture {
+        name: "mimo2",
+        windows: Some(FLAGGED),
+        sinks: Sinks::Present,
+        value_scale: true,
+        experts: Some(Experts {
+            gating: Gating::Sigmoid,
+            where_routed: true,
+            ..NARROW
+        }),
+        names: LLAMA.names,
+        ..QWEN2
+    },
+    Architecture {
+        name: "step35",
+        windows: Some(FLAGGED),
+        half_rotation: true,
+        limited: true,
+        qk_norm: QkNorm::HeadIfPresent,
+        gate: Some(ResultGate {
+            by_head: true,
+            taps: [
+                "attn_out",
+                "attn_gate",
+                "attn_gate_sigmoid",
+                "attn_gated_3d",
+            ],
+        }),
+        experts: Some(Experts {
+            where_routed: true,
+            shared_tap: "ffn_shared_out",
+            ..SIGMOID
+        }),
+        names: Names {
+            attn_out: Some("attn_proj"),
+            rotated: [Some("Qcur_pos"), Some("Kcur_pos")],
+            ..LLAMA.names
+        },
+        ..QWEN2
+    },
+    Architecture {
+        name: "llama4",
+        whole_rotation: true,
+        rotated: Rotated::ThreeOfFour,
+        windows: Some(Windows {
+            length: WindowLength::Chunks(8192),
+            rope: WindowRope::Based,
+            ..FLAGGED
+        }),
+        qk_norm: QkNorm::UnweightedUnlessExperts(128),
+        unrotated_temperature: Some((0.1, 8192)),
+        experts: Some(Experts {
+            gating: Gating::Sigmoid,
+            weights_norm: WeightsNorm::Never,
+            shared_width: SharedWidth::Expert,
+            shared_tap: "ffn_moe_shexp",
+            weighs_inputs: true,
+            sums: ["ffn_moe_out", "ffn_moe_out_merged"],
+            named_norm: false,
+            ..NARROW
+        }),
+        ..LLAMA
+    },
+    Architecture {
+        name: "smallthinker",
+        whole_rotation: true,
+        rotated: Rotated::AfterFirstOfFour,
+        windows: Some(Windows {
+            length: WindowLength::IfKeyed(4096),
+            dense_first: true,
+            rope: WindowRope::Based,
+            ..FLAGGED
+        }),
+        activation: Activation::Relu,
+        experts: Some(Experts {
+            keyed_gating: true,
+            early: true,
+            sums: ["ffn_out", "ffn_out"],
+            ..NARROW
+        }),
+        ..QWEN2
+    },
     Architecture {
         name: "nemotron_h_moe",
         experts: Some(Experts {
@@ -19,6 +130,7 @@ pub(super) const COMBINED: &[Architecture] = &[
             weights_norm: WeightsNorm::Keyed,
             selection_bias: true,
             latent: true,
+            sums: ["ffn_moe_out", "l_out"],
             ..NARROW
         }),
         ..NEMOTRON_H
@@ -142,6 +254,16 @@ pub(super) const COMBINED: &[Architecture] = &[
         ..LLAMA
     },
 ];
+
+/// Windows in layers that flags mark, which rotate by a base of their own.
+const FLAGGED: Windows = Windows {
+    length: WindowLength::Required,
+    period: 4,
+    dense_first: false,
+    only_of: None,
+    rope: WindowRope::Undivided(10_000.0),
+    own_heads: false,
+};
 
 /// Layers of one thing each: Mamba 2, attention, or an ungated block.
 const NEMOTRON_H: Architecture = Architecture {

@@ -4,7 +4,8 @@ use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::{
     Architecture, Embedded, Experts, Gating, Names, Norm, NormKind, QkNorm, Recurrent, Rotated,
-    Scales, ScoreScale, Sections, SharedWidth, Up, WeightsNorm, WindowLength, WindowRope, Windows,
+    Scales, ScoreScale, Sections, SharedWidth, Sinks, Up, WeightsNorm, WindowLength, WindowRope,
+    Windows,
 };
 
 pub(super) const fn norm(tensor: &'static str, tap: &'static str) -> Option<Norm> {
@@ -66,7 +67,12 @@ pub(super) const LLAMA: Architecture = Architecture {
     shared_layers: false,
     score_cap: None,
     logit_cap: None,
-    sinks: false,
+    sinks: Sinks::None,
+    gate: None,
+    value_scale: false,
+    half_rotation: false,
+    limited: false,
+    unrotated_temperature: None,
     up: Up::Gated,
     activation: Activation::Silu,
     experts: None,
@@ -101,6 +107,11 @@ pub(super) const MIXTRAL: Experts = Experts {
     shared_width: SharedWidth::Counted,
     latent: false,
     beside_dense: false,
+    where_routed: false,
+    weighs_inputs: false,
+    early: false,
+    sums: ["ffn_moe_out", "ffn_out"],
+    named_norm: true,
 };
 
 /// The same with a separate expert width.

@@ -79,7 +79,17 @@ pub(super) struct Architecture {
     /// Default of `final_logit_softcapping`.
     pub(super) logit_cap: Option<f64>,
     /// Attention sinks: a score for each head that takes part in the softmax but has no value.
-    pub(super) sinks: bool,
+    pub(super) sinks: Sinks,
+    /// Gate of attention's result, by a matrix of its own.
+    pub(super) gate: Option<ResultGate>,
+    /// `attention.value_scale` multiplies attention's result.
+    pub(super) value_scale: bool,
+    /// Layers without a window rotate only half of the dimensions.
+    pub(super) half_rotation: bool,
+    /// `swiglu_clamp_exp` and `swiglu_clamp_shexp` limit gated products.
+    pub(super) limited: bool,
+    /// Scale of unrotated queries by position: strength and length, counted from position 1.
+    pub(super) unrotated_temperature: Option<(f64, usize)>,
     pub(super) up: Up,
     pub(super) activation: Activation,
     pub(super) experts: Option<Experts>,
@@ -143,6 +153,25 @@ pub(super) struct Embedded {
     pub(super) positions: bool,
 }
 
+/// Which layers have attention sinks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Sinks {
+    None,
+    All,
+    /// Those whose tensors the file has.
+    Present,
+}
+
+/// Gate of attention's result: the sigmoid of a product with the layer's normed input.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ResultGate {
+    /// One gate for each head, in files that have it; otherwise one for each value, which is
+    /// required.
+    pub(super) by_head: bool,
+    /// The result before it, the gate, its sigmoid, and the result after it.
+    pub(super) taps: [&'static str; 4],
+}
+
 /// A norm of a layer.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Norm {
@@ -168,6 +197,8 @@ pub(super) enum QkNorm {
     EachHeadFrom(usize),
     /// All heads together.
     Whole,
+    /// Each rotated head, after RoPE and without weights, unless there are this many experts.
+    UnweightedUnlessExperts(usize),
 }
 
 /// Kinds of recurrent layers.
@@ -215,6 +246,8 @@ pub(super) enum Rotated {
     ThreeOfFour,
     /// Only those with windows, if there are any.
     Windowed,
+    /// All but the first of every four, if there are windows and not just four layers.
+    AfterFirstOfFour,
     /// None if `rope.scaling.finetuned` is false.
     IfFinetuned,
     Never,
@@ -244,6 +277,10 @@ pub(super) enum WindowLength {
     Optional,
     /// A key with this default.
     Default(usize),
+    /// This length, if the key is there and not 0.
+    IfKeyed(usize),
+    /// Always this length, from each multiple of it on.
+    Chunks(usize),
 }
 
 /// RoPE of windowed layers.
@@ -255,6 +292,8 @@ pub(super) enum WindowRope {
     Based,
     /// `rope.freq_base_swa` or this default base, without scaling.
     Local(f64),
+    /// The same, also without `rope_freqs`.
+    Undivided(f64),
     /// The base of other layers, without scaling and with magnitude 1.
     Plain,
 }
@@ -314,6 +353,16 @@ pub(super) struct Experts {
     pub(super) latent: bool,
     /// They run beside a dense block, and the router has a norm of its own.
     pub(super) beside_dense: bool,
+    /// Layers have them if the file has their router.
+    pub(super) where_routed: bool,
+    /// Logits choose them, and weights multiply their inputs.
+    pub(super) weighs_inputs: bool,
+    /// The router reads the layer's input.
+    pub(super) early: bool,
+    /// llama.cpp's name for their sum, and for that with the shared expert's result.
+    pub(super) sums: [&'static str; 2],
+    /// Whether the norm before them has a name.
+    pub(super) named_norm: bool,
 }
 
 /// Width of the shared experts without `expert_shared_feed_forward_length`.

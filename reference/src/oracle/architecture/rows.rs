@@ -9,7 +9,7 @@ use super::families::{
 };
 use super::{
     Architecture, Embedded, Experts, Gating, Names, NormKind, QkNorm, Recurrent, Rotated, Scales,
-    ScoreScale, Sections, SharedWidth, Up, WeightsNorm, WindowLength, WindowRope, Windows,
+    ScoreScale, Sections, SharedWidth, Sinks, Up, WeightsNorm, WindowLength, WindowRope, Windows,
 };
 
 /// Their differences from their families.
@@ -336,7 +336,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             rope: WindowRope::Based,
             own_heads: false,
         }),
-        sinks: true,
+        sinks: Sinks::All,
         activation: Activation::SiluClamped,
         experts: Some(Experts {
             gating: Gating::SoftmaxOfChosen,

@@ -16,6 +16,8 @@ pub(in super::super) struct Routing {
     pub(in super::super) groups: Option<Groups>,
     /// Width that experts read and yield, if it is another than the stream's.
     pub(in super::super) latent: Option<usize>,
+    /// Logits choose experts, and weights multiply their inputs.
+    pub(in super::super) weighs_inputs: bool,
     /// A bias is added to the scores experts are chosen by.
     pub(in super::super) selection_bias: bool,
 }
@@ -73,7 +75,12 @@ pub(super) fn read(
         .optional_count("interleave_moe_layer_step")?
         .unwrap_or(1);
     let mut layers = vec![None; n_layer];
-    for il in (first..n_layer).filter(|il| (il + 1).is_multiple_of(step) && is_fed(*il)) {
+    let is_routed = |il: usize| {
+        let router = format!("blk.{il}.ffn_gate_inp.weight");
+        !facts.where_routed || keys.gguf.tensor(&router).is_some()
+    };
+    let has = |il: &usize| (il + 1).is_multiple_of(step) && is_fed(*il) && is_routed(*il);
+    for il in (first..n_layer).filter(has) {
         layers[il] = Some(LayerExperts {
             used: used[il],
             n_ff: n_ff_expert[il],
@@ -97,6 +104,7 @@ pub(super) fn read(
             true => keys.integer("moe_latent_size")?.filter(|&size| size > 0),
             false => None,
         },
+        weighs_inputs: facts.weighs_inputs,
         selection_bias: facts.selection_bias,
     };
     Ok((Some(routing), layers))

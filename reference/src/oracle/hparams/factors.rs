@@ -11,6 +11,8 @@ pub(in super::super) struct Factors {
     pub(in super::super) embedding: f64,
     /// Factor on both branches, before they are added to the stream.
     pub(in super::super) residual: f64,
+    /// Factor on attention's result.
+    pub(in super::super) attention: f64,
     pub(in super::super) logits: f64,
 }
 
@@ -24,6 +26,10 @@ pub(super) fn read(
     let mut factors = Factors {
         embedding: 1.0,
         residual: 1.0,
+        attention: match architecture.value_scale {
+            true => keyed("attention.value_scale", 1.0)?,
+            false => 1.0,
+        },
         logits: 1.0,
     };
     let wide = n_embd as f64;
@@ -39,6 +45,7 @@ pub(super) fn read(
             factors = Factors {
                 embedding: keyed("embedding_scale", 1.0)?,
                 residual: keyed("residual_scale", 1.0)?,
+                attention: 1.0,
                 logits: 1.0 / divisor,
             };
         }
@@ -46,6 +53,7 @@ pub(super) fn read(
             factors = Factors {
                 embedding: keyed("embedding_scale", 12.0)?,
                 residual: keyed("residual_scale", 1.4 / (n_layer as f64).sqrt())?,
+                attention: 1.0,
                 logits: 1.0 / keyed("logit_scale", 256.0 / wide)?,
             };
         }

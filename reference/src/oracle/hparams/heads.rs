@@ -9,7 +9,9 @@ use crate::Error;
 pub(super) struct Heads {
     pub(super) n_head: Vec<usize>,
     pub(super) n_head_kv: Vec<usize>,
+    /// Width of a query or key.
     pub(super) dim: usize,
+    pub(super) value_dim: usize,
     /// Head width in layers with a window.
     pub(super) window_dim: usize,
 }
@@ -27,24 +29,33 @@ impl Heads {
                 n_head,
                 n_head_kv,
                 dim: 0,
+                value_dim: 0,
                 window_dim: 0,
             });
         }
-        let dim = match architecture.latent {
-            true => latent::read_key_dim(keys, n_embd, &n_head)?,
-            false => read_dim(keys, "", n_embd, &n_head)?,
+        let (dim, value_dim) = match architecture.latent {
+            true => {
+                let dim = latent::read_key_dim(keys, n_embd, &n_head)?;
+                (dim, dim)
+            }
+            false => read_dims(keys, "", n_embd, &n_head)?,
         };
+        if value_dim != dim && !architecture.value_scale {
+            let expected = format!("{dim}, the key length");
+            return Err(keys.bad("attention.value_length", expected, value_dim));
+        }
         let own = architecture
             .windows
             .is_some_and(|windows| windows.own_heads);
         let window_dim = match own {
-            true => read_dim(keys, "_swa", n_embd, &n_head)?,
+            true => read_dims(keys, "_swa", n_embd, &n_head)?.0,
             false => dim,
         };
         Ok(Self {
             n_head,
             n_head_kv,
             dim,
+            value_dim,
             window_dim,
         })
     }
@@ -77,13 +88,13 @@ fn read_counts(
     Ok((n_head, n_head_kv))
 }
 
-/// Reads the width of a head, the same for keys and values, from the keys with this ending.
-fn read_dim(
+/// Reads the widths of a key and of a value, from the keys with this ending.
+fn read_dims(
     keys: &Keys<'_>,
     ending: &str,
     n_embd: usize,
     n_head: &[usize],
-) -> Result<usize, Error> {
+) -> Result<(usize, usize), Error> {
     let (key_length, value_length) = (
         format!("attention.key_length{ending}"),
         format!("attention.value_length{ending}"),
@@ -93,7 +104,7 @@ fn read_dim(
     let usual = n_embd.checked_div(n_head[0]).unwrap_or(0);
     let head_dim = keys.optional_count(&key_length)?.unwrap_or(usual);
     let values = keys.optional_count(&value_length)?.unwrap_or(usual);
-    if values != head_dim {
+    if values != head_dim && !ending.is_empty() {
         let expected = format!("{head_dim}, the key length");
         return Err(keys.bad(&value_length, expected, values));
     }
@@ -102,5 +113,6 @@ fn read_dim(
         return Err(keys.bad("attention.head_count", expected, n_head[0]));
     }
     check_width(keys, &key_length, n_head, head_dim)?;
-    Ok(head_dim)
+    check_width(keys, &value_length, n_head, values)?;
+    Ok((head_dim, values))
 }

@@ -11,12 +11,12 @@ mod rope;
 mod rows;
 mod windows;
 
-use super::architecture::{self, Architecture, NormKind, QkNorm, Rotated};
+use super::architecture::{self, Architecture, NormKind, QkNorm, Rotated, WindowLength};
 use super::rope::Rope;
 use crate::Error;
 pub(super) use experts::{Groups, LayerExperts, Routing};
 pub(super) use factors::Factors;
-use gguf_rs_lite::Gguf;
+use gguf_rs_lite::{Gguf, Value};
 use heads::Heads;
 pub(super) use keys::Keys;
 pub(super) use latent::Latent;
@@ -32,8 +32,10 @@ pub(super) const MAX_WIDTH: usize = 1 << 20;
 pub(super) struct LayerDims {
     pub(super) n_head: usize,
     pub(super) n_head_kv: usize,
-    /// Head width.
+    /// Width of a query or key head.
     pub(super) head_dim: usize,
+    /// Width of a value head.
+    pub(super) value_dim: usize,
     /// Layer whose keys and values this one reads, if it has none of its own.
     pub(super) kv_from: Option<usize>,
     pub(super) n_ff: usize,
@@ -46,13 +48,16 @@ pub(super) struct LayerDims {
     pub(super) rotates: bool,
     /// Experts, replacing the dense block.
     pub(super) experts: Option<LayerExperts>,
+    /// Limits of gated products: of experts, and of shared experts and dense blocks.
+    pub(super) limits: [Option<f64>; 2],
 }
 
-/// Position-dependent scale of queries: `1 + strength · ln(1 + ⌊position / length⌋)`.
+/// Position-dependent scale of queries: `1 + strength · ln(1 + ⌊(position + offset) / length⌋)`.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Temperature {
     pub(super) strength: f64,
     pub(super) length: usize,
+    pub(super) offset: usize,
 }
 
 /// Everything the forward pass needs that is not a tensor.
@@ -114,6 +119,8 @@ impl Hparams {
         let rotates = read_rotated(&keys, architecture, &windows)?;
         let (routing, experts) = experts::read(&keys, architecture, &n_ff)?;
         let (state, recurrent) = recurrent::read(&keys, architecture, n_embd, &heads)?;
+        let limits = &read_limits(&keys, architecture, n_layer)?;
+        let limits = [&limits[0], &limits[1]];
         let mut layers: Vec<LayerDims> = (0..n_layer)
             .map(|il| LayerDims {
                 n_head: heads.n_head[il],
@@ -122,12 +129,17 @@ impl Hparams {
                     Some(_) => heads.window_dim,
                     None => heads.dim,
                 },
+                value_dim: match window(il) {
+                    Some(_) if heads.window_dim != heads.dim => heads.window_dim,
+                    _ => heads.value_dim,
+                },
                 kv_from: None,
                 n_ff: n_ff[il],
                 window: window(il),
                 recurrent: recurrent[il],
                 rotates: rotates(il),
                 experts: experts[il],
+                limits: limits.map(|of| of[il]),
             })
             .collect();
         per_layer::share(&keys, architecture, &mut layers)?;
@@ -151,7 +163,7 @@ impl Hparams {
             routing,
             n_skipped,
             per_layer_width: per_layer::read_width(&keys, architecture, n_layer)?,
-            qk_norm: read_qk_norm(gguf, architecture, n_layer),
+            qk_norm: read_qk_norm(&keys, architecture, n_layer)?,
             score_scale,
             score_cap: read_score_cap(&keys, architecture)?,
             logit_cap: match keys.number("final_logit_softcapping")? {
@@ -163,6 +175,12 @@ impl Hparams {
             factors: factors::read(&keys, architecture, n_embd, n_layer)?,
             n_deepstack: read_n_deepstack(&keys, architecture, n_layer)?,
         })
+    }
+
+    /// Returns whether windows begin at multiples of their length.
+    pub(super) fn is_chunked(&self) -> bool {
+        let windows = self.architecture.windows;
+        windows.is_some_and(|windows| matches!(windows.length, WindowLength::Chunks(_)))
     }
 
     /// Returns the RoPE of a layer, if it has one.
@@ -244,18 +262,53 @@ fn read_rotated<'w>(
     Ok(move |il: usize| match rotated {
         Rotated::All => true,
         Rotated::ThreeOfFour => !(il + 1).is_multiple_of(4),
+        Rotated::AfterFirstOfFour => {
+            let all = windows.as_ref().is_none_or(|windows| windows.len() == 4);
+            all || !il.is_multiple_of(4)
+        }
         Rotated::Windowed => windows.as_ref().is_none_or(|windows| windows[il].is_some()),
         Rotated::IfFinetuned => finetuned,
         Rotated::Never => false,
     })
 }
 
-fn read_qk_norm(gguf: &Gguf, architecture: &Architecture, n_layer: usize) -> QkNorm {
-    match architecture.qk_norm {
+fn read_qk_norm(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    n_layer: usize,
+) -> Result<QkNorm, Error> {
+    let has_norm = keys.gguf.tensor("blk.0.attn_q_norm.weight").is_some();
+    Ok(match architecture.qk_norm {
         QkNorm::EachHeadFrom(least) if n_layer < least => QkNorm::None,
-        QkNorm::HeadIfPresent if gguf.tensor("blk.0.attn_q_norm.weight").is_none() => QkNorm::None,
+        QkNorm::HeadIfPresent if !has_norm => QkNorm::None,
+        QkNorm::UnweightedUnlessExperts(n) if keys.count("expert_count")? == n => QkNorm::None,
         norm => norm,
-    }
+    })
+}
+
+/// Reads the limits of gated products in each layer; 0 is none.
+fn read_limits(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    n_layer: usize,
+) -> Result<[Vec<Option<f64>>; 2], Error> {
+    let read = |key: &str| -> Result<Vec<Option<f64>>, Error> {
+        if !architecture.limited {
+            return Ok(vec![None; n_layer]);
+        }
+        let Some(values) = keys.array(key, n_layer)? else {
+            return Ok(vec![keys.factor(key)?; n_layer]);
+        };
+        let number = |value: &Value<'_>| match value {
+            Value::F32(x) => Some(f64::from(*x)),
+            _ => None,
+        };
+        let numbers: Option<Vec<f64>> = values.iter().map(number).collect();
+        let numbers = numbers.ok_or_else(|| keys.bad(key, "an array of numbers", "others"))?;
+        let limit = |x: f64| Some(x).filter(|x| *x > 1e-6);
+        Ok(numbers.into_iter().map(limit).collect())
+    };
+    Ok([read("swiglu_clamp_exp")?, read("swiglu_clamp_shexp")?])
 }
 
 fn read_score_cap(keys: &Keys<'_>, architecture: &Architecture) -> Result<Option<f64>, Error> {
@@ -273,6 +326,13 @@ fn read_temperature(
     keys: &Keys<'_>,
     architecture: &Architecture,
 ) -> Result<Option<Temperature>, Error> {
+    if let Some((strength, length)) = architecture.unrotated_temperature {
+        return Ok(Some(Temperature {
+            strength,
+            length,
+            offset: 1,
+        }));
+    }
     let Some(strength) = keys.factor("attention.temperature_scale")? else {
         return Ok(None);
     };
@@ -285,5 +345,9 @@ fn read_temperature(
         Some(length) => length,
         None => keys.count("context_length")?,
     };
-    Ok(Some(Temperature { strength, length }))
+    Ok(Some(Temperature {
+        strength,
+        length,
+        offset: 0,
+    }))
 }

@@ -31,7 +31,7 @@ pub(super) fn read(
         None => rope.clone(),
         Some(WindowRope::Same) => scaled(keys, architecture, n_rot, base)?,
         Some(WindowRope::Based) => scaled(keys, architecture, n_rot, window_base.unwrap_or(base))?,
-        Some(WindowRope::Local(local)) => Rope {
+        Some(WindowRope::Local(local) | WindowRope::Undivided(local)) => Rope {
             base: window_base.unwrap_or(local),
             scale: 1.0,
             magnitude: read_magnitude(keys)?,
@@ -55,6 +55,9 @@ pub(super) fn read(
         }
         false => n_rot,
     };
+    if architecture.half_rotation {
+        rope = scaled(keys, architecture, n_rot / 2, base)?;
+    }
     let window_rope = Rope {
         n_rot: window_n_rot,
         divisors: vec![1.0; window_n_rot / 2],

@@ -21,6 +21,11 @@ pub(super) fn read(
         return Ok(None);
     }
     let length = match windows.length {
+        WindowLength::Chunks(length) => length,
+        WindowLength::IfKeyed(length) => match keys.integer(LENGTH)? {
+            None | Some(0) => return Ok(None),
+            Some(_) => length,
+        },
         WindowLength::Required => keys.count(LENGTH)?,
         WindowLength::Default(length) => keys.optional_count(LENGTH)?.unwrap_or(length),
         WindowLength::Optional => match keys.integer(LENGTH)? {

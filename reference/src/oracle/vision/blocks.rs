@@ -185,6 +185,7 @@ impl Tower<'_, '_> {
             },
             cap: None,
             window: None,
+            chunked: false,
             causal: false,
             sinks: None,
         };

@@ -56,12 +56,21 @@ pub(super) fn function(f: Function, x: f64) -> f64 {
     }
 }
 
-pub(super) fn scale_by_position(x: &Matrix, rate: f32, step: usize) -> Matrix {
+pub(super) fn scale_by_position(x: &Matrix, rate: f32, steps: impl Fn(usize) -> usize) -> Matrix {
     let scaled = |(t, row): (usize, &Vec<f64>)| {
-        let factor = 1.0 + f64::from(rate) * ((1 + t / step) as f64).ln();
+        let factor = 1.0 + f64::from(rate) * ((1 + steps(t)) as f64).ln();
         row.iter().map(|x| factor * x).collect()
     };
     x.iter().enumerate().map(scaled).collect()
+}
+
+/// Multiplies neighbours with their factor.
+pub(super) fn scale_rows(row: &[f64], by: &[f64]) -> Vec<f64> {
+    let each = row.len() / by.len();
+    row.iter()
+        .enumerate()
+        .map(|(i, x)| x * by[i / each])
+        .collect()
 }
 
 pub(super) fn softmax(row: &[f64]) -> Vec<f64> {
@@ -128,7 +137,11 @@ pub(super) fn convolve(x: &Matrix, weight: &[f32]) -> Matrix {
 
 /// Computes linear attention, with one row of state for each value of a head.
 pub(super) fn linear_attention([q, k, v, decay, rate]: [&Matrix; 5], how: Recurrence) -> Matrix {
-    let (heads, d) = (decay[0].len(), how.key_dim);
+    let (heads, d) = (rate[0].len(), how.key_dim);
+    let decay_of = |t: usize, head: usize, j: usize| match how.decay_by_key {
+        false => decay[t][head],
+        true => decay[t][head * d + j],
+    };
     let n = v[0].len() / heads;
     let mut out = vec![vec![0.0; heads * n]; v.len()];
     for at in 0..heads * n {
@@ -140,7 +153,8 @@ pub(super) fn linear_attention([q, k, v, decay, rate]: [&Matrix; 5], how: Recurr
             let dot = |row: &[f64], with: &[f64]| -> f64 {
                 row.iter().zip(with).map(|(a, b)| a * b).sum()
             };
-            row.iter_mut().for_each(|m| *m *= decay[t][head]);
+            let fade = |(j, m): (usize, &mut f64)| *m *= decay_of(t, head, j);
+            row.iter_mut().enumerate().for_each(fade);
             let known = if how.delta { dot(&row, k) } else { 0.0 };
             let change = rate[t][head] * (v[t][at] - known);
             row.iter_mut().zip(k).for_each(|(m, k)| *m += change * k);

@@ -30,7 +30,7 @@ impl Binder<'_> {
         let rows = [
             of_query * layer.q_width(),
             layer.kv_width(),
-            layer.kv_width(),
+            layer.v_width(),
         ];
         let names = ["attn_q", "attn_k", "attn_v"];
         let total = rows.iter().sum();
@@ -183,6 +183,9 @@ impl Binder<'_> {
         let router = self.matrix(&blk(l, "ffn_gate_inp.weight"), count, n_embd)?;
         let router_bias = self.optional_vector(&blk(l, "ffn_gate_inp.bias"), count)?;
         let selection_bias = self.optional_vector(&blk(l, "exp_probs_b.bias"), count)?;
+        let ones = rules
+            .weighs_inputs
+            .then(|| self.made_vector("(no weight)", vec![1.0; rules.used]));
         let width = rules.latent.unwrap_or(n_embd);
         let latent = match rules.latent {
             Some(width) => Some([
@@ -200,6 +203,9 @@ impl Binder<'_> {
             down: self.expert_outputs(l, n_ff, width)?,
             shared: self.shared_expert(l, rules.shared_n_ff)?,
             shared_tap: taps::FFN_SHEXP,
+            merged_tap: self.h.arch.spec().ffn_out,
+            tap: taps::FFN_MOE_OUT,
+            ones,
             shared_gate: None,
         })
     }

@@ -162,12 +162,13 @@ impl Binder<'_> {
         }))
     }
 
-    /// Returns the number of rotated pairs of a head.
+    /// Returns the number of rotated pairs of a head, in the layers where these are most.
     fn n_pairs(&self) -> usize {
-        self.h.ropes[0].n_rot.value / 2
+        let most = self.h.ropes.iter().map(|rope| rope.n_rot.value).max();
+        most.expect("a model has a rotary embedding") / 2
     }
 
-    /// Binds a vector of divisors of RoPE angles.
+    /// Binds a vector of divisors of RoPE angles; layers with fewer pairs use the first ones.
     fn rope_divisors(&mut self, name: &str) -> Result<Option<VecId>, Error> {
         let Some(id) = self.optional_vector(name, self.n_pairs())? else {
             return Ok(None);
