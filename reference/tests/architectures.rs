@@ -77,6 +77,7 @@ const SECOND_MODELS: &[(&str, f64)] = &[
     ("arcee", F32_ROUNDING),
     ("chatglm", F32_ROUNDING),
     ("afmoe", F32_ROUNDING),
+    ("kimi-linear", F32_ROUNDING),
     ("mimo2", F32_ROUNDING),
     ("step35", F32_ROUNDING),
     ("llama4", F32_ROUNDING),

@@ -319,6 +319,7 @@ impl Model {
         Some(RecurrentStructure {
             kind: match some {
                 Recurrence::DeltaNet(_) => "gated delta net",
+                Recurrence::KimiDelta(_) => "gated delta net with decay by key",
                 Recurrence::Mamba2(_) => "Mamba 2",
                 Recurrence::ShortConv(_) => "short convolution",
             },

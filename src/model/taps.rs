@@ -238,7 +238,7 @@ pub const ATTN_GATED_3D: &str = "attn_gated_3d";
 pub const ATTN_PROJ: &str = "attn_proj";
 /// Attention's output projection times a factor.
 pub const ATTN_OUT_SCALED: &str = "attn_out_scaled";
-/// Attention's output projection in Qwen 3.5.
+/// Attention's output projection in Qwen 3.5; values read from the state in Kimi Linear.
 pub const ATTN_OUTPUT: &str = "attn_output";
 /// The layer's input plus the result of attention or a recurrence.
 pub const ATTN_RESIDUAL: &str = "attn_residual";
@@ -260,6 +260,14 @@ pub const KV: &str = "kv";
 pub const V_CUR_CONT: &str = "Vcur_cont";
 /// Weighted sum of latent rows, before the value projection.
 pub const KQV_MLA: &str = "kqv_mla";
+/// Attention's output projection in Kimi Linear.
+pub const MLA_OUT: &str = "mla_out";
+/// Logarithm of the decay of Kimi Linear's delta net.
+pub const KDA_G1: &str = "kda_g1";
+/// What it reads from its state, normed, and its result.
+pub const KDA_NORMED: &str = "kda_normed";
+/// See [`KDA_NORMED`].
+pub const KDA_OUT: &str = "kda_out";
 /// Result of a convolution.
 pub const CONV_OUTPUT_RAW: &str = "conv_output_raw";
 /// Result of a convolution, after SiLU.

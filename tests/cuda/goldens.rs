@@ -230,6 +230,11 @@ fn other_architectures_hold() {
         "exaone-moe-Q8_0",
         "bailingmoe2-Q8_0",
         "nemotron_h_moe-Q8_0",
+        "afmoe-Q8_0",
+        "mimo2-Q8_0",
+        "step35-Q8_0",
+        "llama4-Q8_0",
+        "kimi-linear-Q8_0",
     ] {
         every_prompt(
             &shared.join(format!("arch2/models/{model}.gguf")),

@@ -13,7 +13,7 @@ struct Inputs {
     k: Vec<f64>,
     /// Values, in rows of `heads` heads.
     v: Vec<f64>,
-    /// Logarithm of the state's decay, by token and head.
+    /// Logarithm of the state's decay, by token and head, or by dimension of each head's keys too.
     fading: Vec<f64>,
     /// Learning rate (beta) of the correction, by token and head.
     correction: Vec<f64>,
@@ -143,6 +143,71 @@ impl Layer<'_, '_> {
     }
 }
 
+impl Layer<'_, '_> {
+    /// Computes a delta net whose state decays by dimension of keys (Kimi Delta Attention).
+    pub(super) fn kimi_delta(&mut self, state: &State, h: &[f64]) -> Result<Vec<f64>, Error> {
+        let (n_embd, inner, size) = (self.hp.n_embd, state.inner, state.size);
+        let fused = self.weights.has(&self.name("attn_qkv.weight"));
+        let all = match fused {
+            true => self.product("attn_qkv", n_embd, 3 * inner, h)?,
+            false => Vec::new(),
+        };
+        let mut streams = Vec::new();
+        for (at, part) in ["q", "k", "v"].into_iter().enumerate() {
+            let x = match fused {
+                true => columns(&all, 3 * inner, at * inner..(at + 1) * inner),
+                false => self.product(&format!("attn_{part}"), n_embd, inner, h)?,
+            };
+            let kernels = self.name(&format!("ssm_conv1d_{part}.weight"));
+            let kernels = self.weights.planes(&kernels, [state.kernel, 1, inner])?;
+            let mut x = convolve(&x, inner, &kernels);
+            x.iter_mut().for_each(|x| *x = Activation::Silu.of(*x));
+            streams.push(x);
+        }
+        let [q, k, v] = <[Vec<f64>; 3]>::try_from(streams).unwrap_or_default();
+        let narrow = self.product("ssm_f_a", n_embd, size, h)?;
+        let mut fading = self.product("ssm_f_b", size, inner, &narrow)?;
+        add_bias(
+            &mut fading,
+            &self
+                .weights
+                .required_vector(&self.name("ssm_dt.bias"), inner)?,
+        );
+        let factors = self
+            .weights
+            .required_rows(&self.name("ssm_a"), 1, state.heads)?;
+        for (x, at) in fading.iter_mut().zip((0..inner).cycle()) {
+            *x = softplus(*x) * factors[at / size];
+        }
+        self.tap("kda_g1", inner, &mut fading);
+        let mut correction = self.product("ssm_beta", n_embd, state.heads, h)?;
+        correction.iter_mut().for_each(|x| *x = sigmoid(*x));
+        let inputs = Inputs {
+            q: self.unit_heads(state, &q),
+            k: self.unit_heads(state, &k),
+            v,
+            fading,
+            correction,
+        };
+        let mut mixed = recurrence(state, true, &inputs);
+        self.tap("attn_output", inner, &mut mixed);
+        let norm = self
+            .weights
+            .required_vector(&self.name("ssm_norm.weight"), size)?;
+        let mut mixed = rms_norm(&mixed, &norm, self.hp.norm_eps);
+        self.tap("kda_normed", inner, &mut mixed);
+        let narrow = self.product("ssm_g_a", n_embd, size, h)?;
+        let gate = self.product("ssm_g_b", size, inner, &narrow)?;
+        mixed
+            .iter_mut()
+            .zip(&gate)
+            .for_each(|(x, gate)| *x *= sigmoid(*gate));
+        let mut out = self.product("attn_output", inner, n_embd, &mixed)?;
+        self.tap("kda_out", n_embd, &mut out);
+        Ok(out)
+    }
+}
+
 /// Runs `M ← e^g M`, then `M += β(v − M k) kᵀ`; the result is `M q / √size`.
 fn recurrence(state: &State, grouped: bool, inputs: &Inputs) -> Vec<f64> {
     let (size, heads, groups) = (state.size, state.heads, state.groups);
@@ -162,8 +227,11 @@ fn recurrence(state: &State, grouped: bool, inputs: &Inputs) -> Vec<f64> {
         for t in 0..n_tokens {
             let key = &inputs.k[(t * groups + group) * size..][..size];
             let query = &inputs.q[(t * groups + group) * size..][..size];
-            let fading = inputs.fading[t * heads + head].exp();
-            memory.iter_mut().for_each(|m| *m *= fading);
+            let decays = inputs.fading.len() / (n_tokens * heads);
+            let fading = &inputs.fading[(t * heads + head) * decays..][..decays];
+            for (j, m) in memory.iter_mut().enumerate() {
+                *m *= fading[j % decays].exp();
+            }
             let error = inputs.v[t * state.inner + at] - dot(&memory, key);
             let step = inputs.correction[t * heads + head] * error;
             memory.iter_mut().zip(key).for_each(|(m, k)| *m += step * k);

@@ -2,6 +2,7 @@
 //! Either they are expanded from it for each head, or each head's query is projected so that it can
 //! read the row itself.
 
+use super::architecture::Rotated;
 use super::hparams::Latent;
 use super::layer::Layer;
 use super::math::{Attention, columns};
@@ -50,7 +51,18 @@ impl Layer<'_, '_> {
             self.tap("kqv_mla", width, &mut mixed);
         }
         self.tap("kqv_out", width, &mut mixed);
-        self.product("attn_output", width, n_embd, &mixed)
+        let mut out = self.product("attn_output", width, n_embd, &mixed)?;
+        if let Some(name) = self.hp.architecture.names.attn_out {
+            self.tap(name, n_embd, &mut out);
+        }
+        Ok(out)
+    }
+
+    /// Shows a part of queries or keys, if llama.cpp names these.
+    fn tap_part(&mut self, name: &str, width: usize, x: &mut [f64]) {
+        if self.hp.architecture.names_latent {
+            self.tap(name, width, x);
+        }
     }
 
     /// Computes queries before RoPE.
@@ -61,14 +73,14 @@ impl Layer<'_, '_> {
             None => self.product("attn_q", n_embd, width, h)?,
             Some(rank) => {
                 let mut narrow = self.product("attn_q_a", n_embd, rank, h)?;
-                self.tap("q", rank, &mut narrow);
+                self.tap_part("q", rank, &mut narrow);
                 let norm = self.name("attn_q_a_norm");
                 let mut narrow = whole_norm(self.hp, self.weights, &norm, rank, &narrow)?;
-                self.tap("q", rank, &mut narrow);
+                self.tap_part("q", rank, &mut narrow);
                 self.product("attn_q_b", rank, width, &narrow)?
             }
         };
-        self.tap("q", width, &mut q);
+        self.tap_part("q", width, &mut q);
         Ok(q)
     }
 
@@ -76,16 +88,19 @@ impl Layer<'_, '_> {
     fn narrow_row(&mut self, latent: &Latent, h: &[f64]) -> Result<[Vec<f64>; 2], Error> {
         let width = latent.rank + latent.rotated;
         let mut both = self.product("attn_kv_a_mqa", self.hp.n_embd, width, h)?;
-        self.tap("kv_cmpr_pe", width, &mut both);
+        self.tap_part("kv_cmpr_pe", width, &mut both);
         let row = columns(&both, width, 0..latent.rank);
         let norm = self.name("attn_kv_a_norm");
         let mut row = whole_norm(self.hp, self.weights, &norm, latent.rank, &row)?;
-        self.tap("kv_cmpr", latent.rank, &mut row);
+        self.tap_part("kv_cmpr", latent.rank, &mut row);
         Ok([row, columns(&both, width, latent.rank..width)])
     }
 
     /// Rotates the last `rotated` of each head's `head_dim` values.
     fn rotate_ends(&self, latent: &Latent, n_head: usize, head_dim: usize, x: &mut [f64]) {
+        if self.hp.architecture.rotated == Rotated::Never {
+            return;
+        }
         let rope = &self.hp.rope;
         let rows = x.chunks_mut(n_head * head_dim);
         for (&at, row) in self.shared.positions.iter().zip(rows) {
@@ -98,7 +113,7 @@ impl Layer<'_, '_> {
     /// Rotates the part of keys that all heads share.
     fn rotated_key(&mut self, latent: &Latent, mut k: Vec<f64>) -> Vec<f64> {
         self.rotate_ends(latent, 1, latent.rotated, &mut k);
-        self.tap("k_pe", latent.rotated, &mut k);
+        self.tap_part("k_pe", latent.rotated, &mut k);
         k
     }
 
@@ -112,7 +127,7 @@ impl Layer<'_, '_> {
         self.tap("q_nope_absorbed", n_head * latent.rank, &mut turned);
         let mut ends = columns(q, head_dim, latent.plain..head_dim);
         self.rotate_ends(latent, n_head, rotated, &mut ends);
-        self.tap("q_pe", n_head * rotated, &mut ends);
+        self.tap_part("q_pe", n_head * rotated, &mut ends);
         let mut q = joined(&turned, latent.rank, &ends, rotated);
         self.tap("Qcur", n_head * key_dim, &mut q);
         self.scale_queries(n_head * key_dim, &mut q);

@@ -165,6 +165,7 @@ impl Layer<'_, '_> {
             }
             _ if !self.dims.recurrent => self.attention(h),
             Recurrent::DeltaNet { grouped } => self.delta_net(state, grouped, h),
+            Recurrent::KimiDelta => self.kimi_delta(state, h),
             Recurrent::ShortConv => self.short_conv(state, h),
             Recurrent::Mamba2 => self.mamba2(state, false, h),
         }

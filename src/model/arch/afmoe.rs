@@ -2,8 +2,10 @@
 //! shared ones in all but the first layers, and no RoPE in every fourth layer, whichever have
 //! windows.
 
-use super::{Binder, DECODER, Error, Ffn, GateTaps, Hparams, Keys, Layer, NUMBERED_POST_NORMS};
-use super::{Spec, pre_norm_layer, taps, with_head_norms, with_post_norms, with_result_gate};
+use super::{Binder, DECODER, Error, GateTaps, Hparams, Keys, Layer, NUMBERED_POST_NORMS};
+use super::{
+    Spec, biased_experts_after_dense, taps, with_head_norms, with_post_norms, with_result_gate,
+};
 use crate::hparams::{ExpertRules, Gating, RouterKeys, STATED, experts_after_dense};
 use crate::hparams::{no_rope_every, sliding_window_rope_base, windows_or_none};
 
@@ -46,10 +48,7 @@ fn read_hparams(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
 }
 
 fn layer(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
-    let layer = pre_norm_layer(b, l, |b| match l < b.h.leading_dense {
-        true => Ok(Ffn::Dense(b.gated_ffn(l)?)),
-        false => Ok(Ffn::Experts(b.experts_with_selection_bias(l)?)),
-    })?;
+    let layer = biased_experts_after_dense(b, l)?;
     let layer = with_head_norms(b, l, layer)?;
     let layer = with_post_norms(b, l, layer, &NUMBERED_POST_NORMS)?;
     let width = b.h.layers[l].q_width();

@@ -38,6 +38,9 @@ pub(in super::super) struct GateTaps {
 pub(in super::super) enum Recurrent {
     /// Gated delta net, in all layers the file's keys do not mark for attention.
     DeltaNet(KeyHeads),
+    /// Gated delta net with a decay for each dimension of keys (Kimi Delta Attention), in layers
+    /// without KV heads.
+    KimiDelta,
     /// Short convolution between two gates, in layers without KV heads.
     ShortConv,
     /// Mamba 2, in layers without KV heads.

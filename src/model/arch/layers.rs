@@ -48,6 +48,14 @@ pub(super) fn experts_after_dense(b: &mut Binder<'_>, l: usize) -> Result<Layer,
     pre_norm_layer(b, l, |b| dense_or_experts(b, l))
 }
 
+/// Binds such a layer, whose experts are chosen by scores plus a bias.
+pub(super) fn biased_experts_after_dense(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
+    pre_norm_layer(b, l, |b| match l < b.h.leading_dense {
+        true => Ok(Ffn::Dense(b.gated_ffn(l)?)),
+        false => Ok(Ffn::Experts(b.experts_with_selection_bias(l)?)),
+    })
+}
+
 /// Binds such a layer with a norm of each query and key head.
 pub(super) fn qk_normed_experts_after_dense(b: &mut Binder<'_>, l: usize) -> Result<Layer, Error> {
     let layer = experts_after_dense(b, l)?;
@@ -200,7 +208,9 @@ pub(super) fn bare_layer<'b>(
     let (attends, recurs) = (sizes.attends(), sizes.recurs());
     let latent = b.h.arch.spec().latent;
     Ok(Layer {
-        latent: latent.then(|| b.latent_attention(l)).transpose()?,
+        latent: (attends && latent)
+            .then(|| b.latent_attention(l))
+            .transpose()?,
         attention: (attends && !latent).then(|| attention(b, l)).transpose()?,
         recurrence: recurs.then(|| recurrence(b, l)).transpose()?,
         ..Layer::new(ffn(b)?)
@@ -230,6 +240,7 @@ pub(super) fn recurrence(b: &mut Binder<'_>, l: usize) -> Result<Recurrence, Err
     let recurrent = b.h.arch.spec().recurrent;
     Ok(match recurrent.expect("it has recurrent layers") {
         Recurrent::DeltaNet(_) => Recurrence::DeltaNet(b.delta_net(l)?),
+        Recurrent::KimiDelta => Recurrence::KimiDelta(b.kimi_delta(l)?),
         Recurrent::ShortConv => Recurrence::ShortConv(b.short_conv(l)?),
         Recurrent::Mamba2 => Recurrence::Mamba2(b.mamba2(l, taps::MAMBA_OUT, false)?),
         Recurrent::Mamba2Beside => Recurrence::Mamba2(b.mamba2(l, taps::SSM_OUT, true)?),

@@ -35,6 +35,7 @@ mod hunyuan_moe;
 mod images;
 mod internlm2;
 mod jina_bert_v3;
+mod kimi_linear;
 mod kinds;
 mod layers;
 mod lfm2;
@@ -89,15 +90,16 @@ pub(super) use kinds::{GateTaps, QkNorm, Recurrent};
 use super::weights::{Attention, Binder, EmbeddingsAndHead, Ffn, Layer, NormWeights, Weights, blk};
 use crate::error::Error;
 use layers::{
-    NUMBERED_POST_NORMS, POST_NORMS, PostNorms, bare_layer, biased_layer, dense_layer,
-    expert_layer, experts_after_dense, experts_where_routed, pre_norm_layer, pre_norm_layer_with,
-    qk_normed_experts_after_dense, qk_normed_layer, with_head_norms, with_output_bias,
-    with_post_norms, with_qk_norms, with_result_gate, with_whole_norms,
+    NUMBERED_POST_NORMS, POST_NORMS, PostNorms, bare_layer, biased_experts_after_dense,
+    biased_layer, dense_layer, expert_layer, experts_after_dense, experts_where_routed,
+    pre_norm_layer, pre_norm_layer_with, qk_normed_experts_after_dense, qk_normed_layer,
+    with_head_norms, with_output_bias, with_post_norms, with_qk_norms, with_result_gate,
+    with_whole_norms,
 };
 use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. A new one needs its file and a line here.
-static ALL: [Arch; 68] = [
+static ALL: [Arch; 69] = [
     Arch(&afmoe::SPEC),
     Arch(&arcee::SPEC),
     Arch(&bailingmoe2::SPEC),
@@ -131,6 +133,7 @@ static ALL: [Arch; 68] = [
     Arch(&hunyuan_moe::SPEC),
     Arch(&internlm2::SPEC),
     Arch(&jina_bert_v3::SPEC),
+    Arch(&kimi_linear::SPEC),
     Arch(&lfm2::SPEC),
     Arch(&lfm2moe::SPEC),
     Arch(&llama::SPEC),
@@ -215,6 +218,8 @@ pub(super) struct Spec {
     pub(super) block: Block,
     /// Multi-head latent attention (MLA): all heads read one low-rank row.
     pub(super) latent: bool,
+    /// llama.cpp names the parts of its queries and keys.
+    pub(super) names_latent: bool,
     /// Kind of recurrent layers, if any.
     pub(super) recurrent: Option<Recurrent>,
     /// A feed-forward block follows attention.
@@ -282,6 +287,7 @@ const DECODER: Spec = Spec {
         residual: Some(taps::FFN_INP),
     },
     latent: false,
+    names_latent: true,
     recurrent: None,
     feeds_forward: true,
     gated_attention: false,

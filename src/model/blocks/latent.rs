@@ -5,7 +5,9 @@ use octavo_kernels::ValueShape;
 use super::super::graph::{Op, ValueId};
 use super::super::hparams::LatentHparams;
 use super::super::taps;
-use super::super::weights::{LatentAttention, LatentHeads, LatentQuery, VecId, WeightId};
+use super::super::weights::{
+    LatentAttention, LatentHeads, LatentQuery, NormWeights, VecId, WeightId,
+};
 use super::{Builder, Named, at};
 
 /// The latent row that all heads share: the part without RoPE, and the rotated part.
@@ -29,7 +31,7 @@ impl Builder<'_> {
             LatentHeads::Absorbed { keys, values, all } => {
                 let all = self.numbers_of_heads(all, x);
                 let plain = self.by_head(plain, keys, all, at(taps::Q_NOPE_ABSORBED, l));
-                let rotary = self.rotated_part(rotary, &sizes, at(taps::Q_PE, l));
+                let rotary = self.rotated_part(rotary, &sizes, self.inner_name(taps::Q_PE, l));
                 let q = self.concat(
                     plain,
                     rotary,
@@ -52,7 +54,13 @@ impl Builder<'_> {
                 self.materialised(x, q, both, w, l)
             }
         };
-        self.matmul(out, w.wo, None)
+        let named = self.spec.attn_out.and_then(|name| at(name, l));
+        self.matmul(out, w.wo, named)
+    }
+
+    /// Returns the name of a part of queries or keys, if llama.cpp names these.
+    fn inner_name(&self, name: &'static str, l: usize) -> Option<Named> {
+        at(name, l).filter(|_| self.spec.names_latent)
     }
 
     /// Appends attention with keys and values expanded from the latent row for each head.
@@ -90,11 +98,15 @@ impl Builder<'_> {
 
     fn latent_queries(&mut self, x: ValueId, w: &LatentQuery, l: usize) -> ValueId {
         match *w {
-            LatentQuery::Whole(w) => self.matmul(x, w, at(taps::Q, l)),
+            LatentQuery::Whole(w) => {
+                let named = self.inner_name(taps::Q, l);
+                self.matmul(x, w, named)
+            }
             LatentQuery::LowRank { down, norm, up } => {
-                let low_rank = self.matmul(x, down, at(taps::Q, l));
+                let named = self.inner_name(taps::Q, l);
+                let low_rank = self.matmul(x, down, named);
                 let low_rank = self.norm(low_rank, norm, Some(l));
-                self.matmul(low_rank, up, at(taps::Q, l))
+                self.matmul(low_rank, up, named)
             }
         }
     }
@@ -106,15 +118,26 @@ impl Builder<'_> {
         sizes: &LatentHparams,
         l: usize,
     ) -> LowRank {
-        let both = self.matmul(x, w.low_rank, at(taps::KV_CMPR_PE, l));
+        let named = self.inner_name(taps::KV_CMPR_PE, l);
+        let both = self.matmul(x, w.low_rank, named);
         let plain = self.part(both, 0, sizes.rank);
-        let plain = self.norm(plain, w.norm, Some(l));
+        let norm = match self.spec.names_latent {
+            true => w.norm,
+            false => NormWeights {
+                tap: None,
+                ..w.norm
+            },
+        };
+        let plain = self.norm(plain, norm, Some(l));
         let rotated = self.part(both, sizes.rank, sizes.rotated);
-        let rotated = self.rotated_part(rotated, sizes, at(taps::K_PE, l));
+        let rotated = self.rotated_part(rotated, sizes, self.inner_name(taps::K_PE, l));
         LowRank { plain, rotated }
     }
 
     fn rotated_part(&mut self, x: ValueId, sizes: &LatentHparams, tap: Option<Named>) -> ValueId {
+        if !self.spec.rotates {
+            return x;
+        }
         let op = Op::Rope {
             x,
             head_dim: sizes.rotated,

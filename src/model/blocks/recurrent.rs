@@ -6,7 +6,8 @@ use super::super::graph::{Op, ValueId};
 use super::super::hparams::RecurrentHparams;
 use super::super::taps;
 use super::super::weights::{
-    DeltaInputs, DeltaNet, DeltaRates, GroupNorm, Mamba2, Recurrence as Weights, ShortConv, VecId,
+    DeltaInputs, DeltaNet, DeltaRates, GroupNorm, KimiDelta, Mamba2, Recurrence as Weights,
+    ShortConv, VecId, WeightId,
 };
 use super::{Builder, Named, at};
 
@@ -34,6 +35,7 @@ impl Builder<'_> {
     pub(super) fn recurrence(&mut self, x: ValueId, w: &Weights, l: usize) -> ValueId {
         match w {
             Weights::DeltaNet(w) => self.delta_net(x, w, l),
+            Weights::KimiDelta(w) => self.kimi_delta(x, w, l),
             Weights::Mamba2(w) => self.mamba2(x, w, l),
             Weights::ShortConv(w) => self.short_conv(x, w, l),
         }
@@ -75,7 +77,7 @@ impl Builder<'_> {
             decay,
             rate,
         };
-        let y = self.linear_attention(&streams, how);
+        let y = self.linear_attention(&streams, how, None);
         let op = Op::RmsNorm {
             x: y,
             weight: w.norm,
@@ -84,6 +86,55 @@ impl Builder<'_> {
         let y = self.push(op, self.info(y), None);
         let y = self.gated_by(gate, y);
         self.matmul(y, w.out, at(taps::LINEAR_ATTN_OUT, l))
+    }
+
+    fn kimi_delta(&mut self, x: ValueId, w: &KimiDelta, l: usize) -> ValueId {
+        let size = self.sizes().state_size;
+        let mut streams = w.qkv.into_iter().zip(w.convs).map(|(w, conv)| {
+            let y = self.matmul(x, w, None);
+            let y = self.causal_conv(y, conv, None);
+            self.unary(y, Function::Silu, None)
+        });
+        let mut next = || streams.next().expect("three streams");
+        let (q, k, v) = (next(), next(), next());
+        let q = self.of_length_1(q, w.unit, None);
+        let k = self.of_length_1(k, w.unit, None);
+        let steps = self.low_rank(x, w.decay);
+        let steps = self.bias(steps, Some(w.dt_bias), None);
+        let steps = self.unary(steps, Function::Softplus, None);
+        let log = self.mul_vector(steps, w.a, at(taps::KDA_G1, l));
+        let beta = self.matmul(x, w.beta, None);
+        let streams = Streams {
+            q,
+            k,
+            v,
+            decay: self.unary(log, Function::Exp, None),
+            rate: self.unary(beta, Function::Sigmoid, None),
+        };
+        let how = Recurrence {
+            key_dim: size,
+            heads: self.key_heads(),
+            delta: true,
+            decay_by_key: true,
+            scale: 1.0 / (size as f32).sqrt(),
+        };
+        let y = self.linear_attention(&streams, how, at(taps::ATTN_OUTPUT, l));
+        let op = Op::RmsNorm {
+            x: y,
+            weight: w.norm,
+            eps: self.h.norm_eps(),
+        };
+        let y = self.push(op, self.info(y), at(taps::KDA_NORMED, l));
+        let gate = self.low_rank(x, w.gate);
+        let gate = self.unary(gate, Function::Sigmoid, None);
+        let y = self.mul(y, gate, None);
+        self.matmul(y, w.out, at(taps::KDA_OUT, l))
+    }
+
+    /// Appends two successive products.
+    fn low_rank(&mut self, x: ValueId, [down, up]: [WeightId; 2]) -> ValueId {
+        let narrow = self.matmul(x, down, None);
+        self.matmul(narrow, up, None)
     }
 
     /// L2-normalizes each head, with epsilon added to the sum of squares as in llama.cpp.
@@ -183,7 +234,7 @@ impl Builder<'_> {
             decay_by_key: false,
             scale: 1.0,
         };
-        let read = self.linear_attention(&streams, how);
+        let read = self.linear_attention(&streams, how, None);
         let past = self.mul_vector(v, w.d, None);
         let y = self.add(read, past, at(taps::MAMBA2_Y_ADD_D, l));
         let y = self.gated_by(gate, y);
@@ -230,8 +281,8 @@ impl Builder<'_> {
         self.push(Op::CausalConv { x, weight, state }, info, tap)
     }
 
-    fn linear_attention(&mut self, s: &Streams, how: Recurrence) -> ValueId {
-        let (heads, info) = (self.info(s.decay).width, self.info(s.v));
+    fn linear_attention(&mut self, s: &Streams, how: Recurrence, tap: Option<Named>) -> ValueId {
+        let (heads, info) = (self.info(s.rate).width, self.info(s.v));
         let values = matrix_state(heads, how.key_dim, info.width / heads);
         let state = self.state(values.expect("checked with the hyperparameters"));
         let op = Op::LinearAttention {
@@ -243,7 +294,7 @@ impl Builder<'_> {
             how,
             state,
         };
-        self.push(op, info, None)
+        self.push(op, info, tap)
     }
 
     /// Registers a part of a sequence's state, of this many values, and returns its number.

@@ -64,7 +64,7 @@ pub(super) fn read(
     if !spec.latent {
         return Ok(None);
     }
-    let default = n_embd / n_head.iter().max().unwrap_or(1);
+    let default = n_embd / n_head.iter().max().unwrap_or(1).max(1);
     let query = width(k, KEY, default)?;
     let value = width(k, VALUE, default)?;
     let rotated = k
@@ -140,6 +140,22 @@ fn check(k: &Keys<'_>, latent: &LatentHparams) -> Result<(), Error> {
         let expected = format!("{rotated} to {} values of a head", latent.key());
         return Err(k.unsupported(VALUE[1], expected, value.to_string()));
     }
+    Ok(())
+}
+
+/// Sets the scale of scores without RoPE. Old files' keys are in another order than their queries in
+/// llama.cpp, so only absorbed weights are taken.
+pub(crate) fn unrotated_latent(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    let latent = h.latent.expect("its architecture has it");
+    if !latent.absorbed {
+        let key = if is_keyed(k, KEY[0]) {
+            VALUE[0]
+        } else {
+            KEY[0]
+        };
+        return Err(k.missing(k.full(key), "a width, in files with absorbed weights"));
+    }
+    h.set_attention_scale(1.0 / (latent.query() as f32).sqrt());
     Ok(())
 }
 

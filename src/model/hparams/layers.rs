@@ -162,10 +162,11 @@ impl LayerHparams {
     }
 }
 
-/// Hyperparameters of every layer. Cache groups are assigned later, once windows are known.
+/// Hyperparameters of every layer, and the largest head count that the file states. Cache groups are assigned later, once windows are known.
 pub(super) struct Layers {
     pub(super) layers: Vec<LayerHparams>,
     pub(super) latent: Option<LatentHparams>,
+    pub(super) most_heads: usize,
 }
 
 /// Reads and checks the sizes of every layer.
@@ -185,6 +186,7 @@ pub(super) fn read(
         Some(&none).filter(|_| least == 0),
     )?;
     let mut heads = read_heads(k, spec, n_layer)?;
+    let most_heads = heads.n_head.iter().max().unwrap_or(0);
     let mixers = recurrent::token_mixers(k, spec, &heads.n_head_kv, &n_ff)?;
     for (l, mixer) in mixers.iter().enumerate() {
         if matches!(mixer, TokenMixer::Recurrence | TokenMixer::Absent) {
@@ -198,7 +200,8 @@ pub(super) fn read(
     } = heads;
     let latent = latent::read(k, spec, n_embd, &n_head)?;
     if let Some(latent) = &latent {
-        (0..n_layer).for_each(|l| n_head_kv.set(l, latent.key_heads(n_head.of(l))));
+        let attending = (0..n_layer).filter(|l| n_head.of(*l) > 0);
+        attending.for_each(|l| n_head_kv.set(l, latent.key_heads(n_head.of(l))));
     }
     for (heads, kv) in n_head.iter().zip(n_head_kv.iter()) {
         if kv > 0 && heads % kv != 0 || kv == 0 && heads > 0 {
@@ -226,7 +229,11 @@ pub(super) fn read(
             cache: CacheLayer { group: 0, layer: 0 },
         })
         .collect();
-    Ok(Layers { layers, latent })
+    Ok(Layers {
+        layers,
+        latent,
+        most_heads,
+    })
 }
 
 /// Head counts of every layer.

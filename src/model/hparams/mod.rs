@@ -31,7 +31,7 @@ pub(crate) use experts::{
 };
 pub use experts::{Experts, Gating};
 pub use latent::LatentHparams;
-pub(crate) use latent::latent_scores;
+pub(crate) use latent::{latent_scores, unrotated_latent};
 pub use layers::{CacheGroup, Clamps, LayerHparams, TokenMixer};
 pub(crate) use layers::{VALUE_LENGTH, share_caches};
 pub use pooling::Pooling;
@@ -185,7 +185,11 @@ impl Hparams {
             n_layer.value -= k.n_behind;
         }
         check_layers(&k, n_layer.value, gguf.tensors().len())?;
-        let Layers { layers, latent } = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
+        let Layers {
+            layers,
+            latent,
+            most_heads,
+        } = layers::read(&mut k, spec, n_embd.value, n_layer.value)?;
         // an epsilon of 1 would make every norm return almost nothing: no model is trained so
         let norm_eps = k.positive(epsilon_key(&k, spec), 1.0, None)?;
         let rope = match layers.iter().find(|layer| layer.attends()) {
@@ -195,7 +199,7 @@ impl Hparams {
             }
             _ => rope::unused(spec, context_length.value),
         };
-        let recurrent = recurrent::read(&mut k, spec, n_embd.value)?;
+        let recurrent = recurrent::read(&mut k, spec, n_embd.value, most_heads)?;
         let n_deepstack = deepstack(&mut k, spec, n_layer.value)?;
         if spec.embeds_positions {
             k.forget_defaults("rope.");

@@ -74,7 +74,7 @@ pub(super) fn token_mixers(
     Ok(match spec.recurrent {
         None => n_head_kv.iter().map(|_| TokenMixer::Attention).collect(),
         Some(Recurrent::Mamba2Beside) => n_head_kv.iter().map(|_| TokenMixer::Both).collect(),
-        Some(Recurrent::Mamba2 | Recurrent::ShortConv) => {
+        Some(Recurrent::KimiDelta | Recurrent::Mamba2 | Recurrent::ShortConv) => {
             n_head_kv.iter().map(without_keys).collect()
         }
         Some(Recurrent::DeltaNet(_)) => by_interval(k, n_head_kv.iter().count())?,
@@ -115,11 +115,13 @@ fn by_interval(k: &mut Keys<'_>, n_layer: usize) -> Result<Vec<TokenMixer>, Erro
         .collect())
 }
 
-/// Reads the sizes of recurrent layers, if an architecture has any.
+/// Reads the sizes of recurrent layers, if an architecture has any; delta nets of Kimi have as many
+/// heads as attention, `n_head`.
 pub(super) fn read(
     k: &mut Keys<'_>,
     spec: &Spec,
     n_embd: usize,
+    n_head: usize,
 ) -> Result<Option<RecurrentHparams>, Error> {
     let Some(recurrent) = spec.recurrent else {
         return Ok(None);
@@ -135,6 +137,23 @@ pub(super) fn read(
         }));
     }
     let kernel = k.count("ssm.conv_kernel", 1..=MAX_KERNEL, None)?.value;
+    if recurrent == Recurrent::KimiDelta {
+        let most = MAX_WIDTH / n_head.max(1);
+        let state_size = k.count("kda.head_dim", 1..=most, None)?.value;
+        let sizes = RecurrentHparams {
+            kernel,
+            inner: n_head * state_size,
+            state_size,
+            heads: n_head,
+            groups: n_head,
+        };
+        if n_head == 0 {
+            let key = k.full("attention.head_count");
+            return Err(k.bad(key, "heads of delta nets", "0"));
+        }
+        check_state(k, "kda.head_dim", &sizes)?;
+        return Ok(Some(sizes));
+    }
     let inner = k.count("ssm.inner_size", 1..=MAX_WIDTH, None)?.value;
     let state_size = k.count("ssm.state_size", 1..=MAX_WIDTH, None)?.value;
     let heads = k.count("ssm.time_step_rank", 1..=MAX_HEADS, None)?.value;
@@ -179,10 +198,16 @@ fn check(k: &Keys<'_>, recurrent: Recurrent, sizes: &RecurrentHparams) -> Result
         let expected = format!("{groups} keys of together at most {MAX_WIDTH} values");
         return Err(k.bad(k.full("ssm.state_size"), expected, state_size.to_string()));
     }
-    let state = matrix_state(heads, state_size, inner / heads);
+    check_state(k, "ssm.state_size", sizes)
+}
+
+/// Refuses a state that is too large; `key` has the size of keys.
+fn check_state(k: &Keys<'_>, key: &str, sizes: &RecurrentHparams) -> Result<(), Error> {
+    let size = sizes.state_size;
+    let state = matrix_state(sizes.heads, size, sizes.value_dim());
     if state.is_none_or(|values| values > MAX_STATE) {
         let expected = format!("a layer's state of at most {MAX_STATE} values");
-        return Err(k.bad(k.full("ssm.state_size"), expected, state_size.to_string()));
+        return Err(k.bad(k.full(key), expected, size.to_string()));
     }
     Ok(())
 }
@@ -192,7 +217,10 @@ impl Recurrent {
     pub(crate) fn key_heads(self) -> KeyHeads {
         match self {
             Recurrent::DeltaNet(heads) => heads,
-            Recurrent::ShortConv | Recurrent::Mamba2 | Recurrent::Mamba2Beside => KeyHeads::Grouped,
+            Recurrent::KimiDelta
+            | Recurrent::ShortConv
+            | Recurrent::Mamba2
+            | Recurrent::Mamba2Beside => KeyHeads::Grouped,
         }
     }
 }

@@ -41,6 +41,24 @@ pub(super) const COMBINED: &[Architecture] = &[
         ..QWEN3
     },
     Architecture {
+        name: "kimi-linear",
+        rotated: Rotated::Never,
+        names_latent: false,
+        recurrent: Some(Recurrent::KimiDelta),
+        experts: Some(Experts {
+            keyed_gating: true,
+            keyed_scale: true,
+            selection_bias: true,
+            ..NARROW
+        }),
+        names: Names {
+            embedding: "model.embed_tokens",
+            attn_out: Some("mla_out"),
+            ..LLAMA.names
+        },
+        ..DEEPSEEK2
+    },
+    Architecture {
         name: "mimo2",
         windows: Some(FLAGGED),
         sinks: Sinks::Present,

@@ -50,6 +50,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     one_of_both: false,
     parallel: false,
     latent: false,
+    names_latent: true,
     recurrent: None,
     feeds_forward: true,
     output_norm: Some("output_norm"),

@@ -41,6 +41,8 @@ pub(super) struct Architecture {
     pub(super) one_of_both: bool,
     /// Attention and feed-forward read the same norm, and both are added to the stream.
     pub(super) parallel: bool,
+    /// Whether the parts of its queries and keys are named.
+    pub(super) names_latent: bool,
     /// Multi-head latent attention (MLA): keys and values come from one latent row that all heads
     /// share.
     pub(super) latent: bool,
@@ -207,6 +209,8 @@ pub(super) enum Recurrent {
     /// Gated delta net, by default in three of four layers. If `grouped`, value heads that share a
     /// key head are consecutive; otherwise they are as far apart as there are key heads.
     DeltaNet { grouped: bool },
+    /// Gated delta net with a decay for each dimension of keys, in layers without KV heads.
+    KimiDelta,
     /// Short convolution between gates, in layers without KV heads.
     ShortConv,
     /// Mamba 2, in layers without KV heads.

@@ -70,7 +70,7 @@ fn read_counts(
     // layers without KV heads are recurrent
     let headless = matches!(
         architecture.recurrent,
-        Some(Recurrent::ShortConv | Recurrent::Mamba2)
+        Some(Recurrent::KimiDelta | Recurrent::ShortConv | Recurrent::Mamba2)
     );
     let least = usize::from(!headless);
     let n_head = keys

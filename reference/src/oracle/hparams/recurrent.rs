@@ -49,6 +49,19 @@ pub(super) fn read(
             heads: 1,
             groups: 1,
         },
+        Recurrent::KimiDelta => {
+            let n_head = heads.n_head.iter().copied().max().unwrap_or(1);
+            let size = keys.count("kda.head_dim")?;
+            let state = State {
+                kernel: read_kernel(keys, "ssm.conv_kernel")?,
+                inner: n_head.saturating_mul(size),
+                size,
+                heads: n_head,
+                groups: n_head,
+            };
+            check_sizes(keys, &state)?;
+            state
+        }
         _ => read_state(keys, recurrent)?,
     };
     Ok((Some(state), layers))

@@ -1,13 +1,14 @@
 //! Features of some architectures only: windows, factors, experts, sinks, other norms.
 
 mod files;
+mod gates;
 mod mixtures;
 
 use super::{Row, broken};
 use crate::support::{Load, Val};
 use files::valid;
 
-const ARCHITECTURES: [&str; 13] = [
+const ARCHITECTURES: [&str; 19] = [
     "bert",
     "gemma-embedding",
     "gemma2",
@@ -17,6 +18,12 @@ const ARCHITECTURES: [&str; 13] = [
     "bailingmoe2",
     "exaone-moe",
     "nemotron_h_moe",
+    "afmoe",
+    "mimo2",
+    "step35",
+    "llama4",
+    "smallthinker",
+    "kimi-linear",
     "gpt-oss",
     "granite",
     "starcoder2",

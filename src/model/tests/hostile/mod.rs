@@ -86,7 +86,7 @@ fn architectures() {
             (
                 "unknown",
                 |f| f.set("general.architecture", "gpt5"),
-                &["\"gpt5\"", "supported: gpt-oss and 67 more"],
+                &["\"gpt5\"", "supported: gpt-oss and 68 more"],
             ),
             (
                 "a number",

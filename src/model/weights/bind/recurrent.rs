@@ -3,7 +3,9 @@
 use super::{Binder, blk};
 use crate::error::Error;
 use crate::hparams::RecurrentHparams;
-use crate::weights::{DeltaInputs, DeltaNet, DeltaRates, GroupNorm, Mamba2, ShortConv, VecId};
+use crate::weights::{
+    DeltaInputs, DeltaNet, DeltaRates, GroupNorm, KimiDelta, Mamba2, ShortConv, VecId, WeightId,
+};
 
 impl Binder<'_> {
     fn recurrent(&self) -> RecurrentHparams {
@@ -27,6 +29,55 @@ impl Binder<'_> {
             norm: self.vector(&blk(l, "ssm_norm.weight"), sizes.state_size)?,
             out: self.matrix(&blk(l, "ssm_out.weight"), n_embd, sizes.inner)?,
         })
+    }
+
+    /// Binds a gated delta net with a decay for each dimension of keys.
+    pub(crate) fn kimi_delta(&mut self, l: usize) -> Result<KimiDelta, Error> {
+        let RecurrentHparams {
+            kernel,
+            inner,
+            state_size,
+            heads,
+            ..
+        } = self.recurrent();
+        let n_embd = self.h.n_embd();
+        let unit = vec![1.0 / (state_size as f32).sqrt(); state_size];
+        let fused = self.optional_matrix(&blk(l, "attn_qkv.weight"), 3 * inner, n_embd)?;
+        let qkv = match fused {
+            Some(fused) => self.split_matrix(fused, [inner; 3]),
+            None => [
+                self.matrix(&blk(l, "attn_q.weight"), inner, n_embd)?,
+                self.matrix(&blk(l, "attn_k.weight"), inner, n_embd)?,
+                self.matrix(&blk(l, "attn_v.weight"), inner, n_embd)?,
+            ],
+        };
+        let shape = [kernel, 1, inner];
+        Ok(KimiDelta {
+            qkv,
+            convs: [
+                self.convolution_of(&blk(l, "ssm_conv1d_q.weight"), &shape)?,
+                self.convolution_of(&blk(l, "ssm_conv1d_k.weight"), &shape)?,
+                self.convolution_of(&blk(l, "ssm_conv1d_v.weight"), &shape)?,
+            ],
+            decay: self.low_rank(l, ["ssm_f_a.weight", "ssm_f_b.weight"])?,
+            dt_bias: self.vector(&blk(l, "ssm_dt.bias"), inner)?,
+            a: self.column(&blk(l, "ssm_a"), heads)?,
+            beta: self.matrix(&blk(l, "ssm_beta.weight"), heads, n_embd)?,
+            gate: self.low_rank(l, ["ssm_g_a.weight", "ssm_g_b.weight"])?,
+            unit: self.made_vector("1 / sqrt(kda.head_dim)", unit),
+            norm: self.vector(&blk(l, "ssm_norm.weight"), state_size)?,
+            out: self.matrix(&blk(l, "attn_output.weight"), n_embd, inner)?,
+        })
+    }
+
+    /// Binds two successive projections, through as many values as a key has.
+    fn low_rank(&mut self, l: usize, names: [&str; 2]) -> Result<[WeightId; 2], Error> {
+        let sizes = self.recurrent();
+        let (n_embd, rank) = (self.h.n_embd(), sizes.state_size);
+        Ok([
+            self.matrix(&blk(l, names[0]), rank, n_embd)?,
+            self.matrix(&blk(l, names[1]), sizes.inner, rank)?,
+        ])
     }
 
     /// Binds queries, keys and values: in old files one tensor with the gate.
@@ -98,7 +149,13 @@ impl Binder<'_> {
 
     /// Binds a convolution's weights, transposing them from the file's columns to rows.
     fn convolution(&mut self, name: &str, kernel: usize, width: usize) -> Result<VecId, Error> {
-        let id = self.vector_of_shape(name, &[kernel, width])?;
+        self.convolution_of(name, &[kernel, width])
+    }
+
+    /// Does the same for a tensor of this shape, which begins with the kernel's rows.
+    fn convolution_of(&mut self, name: &str, shape: &[usize]) -> Result<VecId, Error> {
+        let id = self.vector_of_shape(name, shape)?;
+        let (kernel, width) = (shape[0], self.values(id).len() / shape[0]);
         let data = self.values(id);
         let row = |j: usize| (0..width).map(move |column| data[column * kernel + j]);
         let rows = (0..kernel).flat_map(row).collect();

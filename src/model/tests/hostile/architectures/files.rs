@@ -26,6 +26,9 @@ pub(super) fn valid(arch: &'static str) -> File {
         "bailingmoe2" => bailingmoe2(&mut f),
         "exaone-moe" => exaone_moe(&mut f),
         "nemotron_h_moe" => nemotron_h_moe(&mut f),
+        "afmoe" | "mimo2" | "step35" | "llama4" | "smallthinker" | "kimi-linear" => {
+            super::gates::valid(arch, &mut f);
+        }
         "gpt-oss" => gpt_oss(&mut f),
         "bert" => bert(&mut f),
         "gemma-embedding" => gemma_embedding(&mut f),
@@ -38,7 +41,7 @@ pub(super) fn valid(arch: &'static str) -> File {
 }
 
 /// Adds vectors to every layer.
-fn norms(f: &mut File, names: &[(&str, u32)]) {
+pub(super) fn norms(f: &mut File, names: &[(&str, u32)]) {
     for l in 0..2 {
         for (name, n) in names {
             f.add(&format!("blk.{l}.{name}"), &[*n]);
@@ -47,7 +50,7 @@ fn norms(f: &mut File, names: &[(&str, u32)]) {
 }
 
 /// Replaces every layer's feed-forward block with experts.
-fn with_experts(f: &mut File) {
+pub(super) fn with_experts(f: &mut File) {
     f.set("expert_count", Val::U32(6));
     f.set("expert_used_count", Val::U32(2));
     f.set("expert_feed_forward_length", Val::U32(24));
@@ -89,7 +92,7 @@ fn exaone_moe(f: &mut File) {
 }
 
 /// Norms of heads, a dense layer, and one with experts and a shared one of `shared` values.
-fn sigmoid_after_dense(f: &mut File, shared: u32) {
+pub(super) fn sigmoid_after_dense(f: &mut File, shared: u32) {
     norms(f, &[("attn_q_norm.weight", 16), ("attn_k_norm.weight", 16)]);
     with_experts(f);
     for name in [
