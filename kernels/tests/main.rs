@@ -13,6 +13,7 @@ mod hadamard;
 mod layer;
 mod logits;
 mod matmul;
+mod positions;
 mod recurrence;
 mod standin;
 mod team_model;

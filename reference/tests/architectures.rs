@@ -78,6 +78,13 @@ const SECOND_MODELS: &[(&str, f64)] = &[
     ("chatglm", F32_ROUNDING),
     ("afmoe", F32_ROUNDING),
     ("kimi-linear", F32_ROUNDING),
+    ("granite_swa", F32_ROUNDING),
+    ("phimoe", F32_ROUNDING),
+    ("gptneox", F16_GELU),
+    ("stablelm", F32_ROUNDING),
+    ("gpt2", F16_GELU),
+    ("olmo", F32_ROUNDING),
+    ("baichuan", F32_ROUNDING),
     ("mimo2", F32_ROUNDING),
     ("step35", F32_ROUNDING),
     ("llama4", F32_ROUNDING),
@@ -252,6 +259,8 @@ const INSIDE: &[&str] = &[
     "ssm_in",
     "ffn_moe_weights_sum",
     "ffn_moe_weights_sum_clamped",
+    // gpt2 adds these to the embeddings of tokens
+    "pos_embd",
     // all rows, of which `result_norm` is the last
     "h_nextn",
 ];
@@ -370,6 +379,9 @@ fn taps_agree(arch: &Path, list: &str, models: &[(&str, f64)]) {
             .iter()
             .filter_map(|line| listed(line))
             .collect();
+        let mut theirs = theirs;
+        // gptneox names the result twice: the second time with the stream added
+        theirs.dedup_by(|b, a| a == b && a.0 == "ffn_out");
         let (ours, theirs) = (by_layer(ours, n_layer), by_layer(theirs, n_layer));
         let last = *theirs.last_key_value().unwrap().0;
         for (layer, theirs) in &theirs {

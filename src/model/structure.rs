@@ -235,9 +235,9 @@ impl Model {
             embedded_positions: w.positions.is_some(),
             pooling: h.pooling,
             dense_width: h.dense,
-            parallel: spec.block == Block::Parallel,
+            parallel: h.block == Block::Parallel,
             norm: match spec.norm {
-                Norm::Rms => "RMS",
+                Norm::Rms | Norm::BiasedRms => "RMS",
                 Norm::Layer => "layer",
             },
             norm_before: first.attn_norm.is_some(),

@@ -9,6 +9,8 @@ use std::hash::Hash;
 
 /// Token embeddings.
 pub const INP_EMBD: &str = "inp_embd";
+/// Token embeddings plus those of positions, in GPT-2.
+pub const INPL: &str = "inpL";
 /// Token embeddings, normed.
 pub const INP_NORM: &str = "inp_norm";
 /// Token embeddings times a factor, in AFMoE.
@@ -55,6 +57,12 @@ pub const K_CUR_NORMED: &str = "Kcur_normed";
 pub const K_CUR_NORM: &str = "Kcur_norm";
 /// Keys, rotated, of Gemma 4 and Step 3.5.
 pub const K_CUR_POS: &str = "Kcur_pos";
+/// Queries, keys and values within limits.
+pub const Q_CUR_CLAMPED: &str = "Qcur_clamped";
+/// See [`Q_CUR_CLAMPED`].
+pub const K_CUR_CLAMPED: &str = "Kcur_clamped";
+/// See [`Q_CUR_CLAMPED`].
+pub const V_CUR_CLAMPED: &str = "Vcur_clamped";
 /// Values: product, biased. The last of them goes into the cache.
 pub const V_CUR: &str = "Vcur";
 /// Values, normed per head.

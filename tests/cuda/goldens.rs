@@ -235,6 +235,7 @@ fn other_architectures_hold() {
         "step35-Q8_0",
         "llama4-Q8_0",
         "kimi-linear-Q8_0",
+        "granite_swa-Q8_0",
     ] {
         every_prompt(
             &shared.join(format!("arch2/models/{model}.gguf")),

@@ -6,7 +6,7 @@ use super::section_part::SectionPart;
 use crate::hadamard;
 use crate::kv::Cell;
 use crate::op::{CacheLayer, Op, scale_at};
-use crate::program::{Instruction, Recurrent, RowTable, Slot, TokenRow};
+use crate::program::{Instruction, ProgramOp, Recurrent, RowTable, Slot, TokenRow};
 use crate::rope::Pairing;
 use octavo_simd::function::Function;
 use octavo_simd::generic::attention::PAGE;
@@ -65,14 +65,8 @@ impl SectionPart<'_> {
                     self.by_element((table.gate)(*act), *gate, *up, result());
                 }
                 Op::Unary { x, f } => self.unary(*f, *x, result()),
-                Op::ScaleByPosition {
-                    x,
-                    rate,
-                    step,
-                    offset,
-                } => {
-                    let factor = |position| scale_at(position, *rate, *step, *offset);
-                    self.scale_by_position(*x, factor, result());
+                Op::ScaleByPosition { x, .. } => {
+                    self.scale_by_position(*x, &instruction.op, result())
                 }
                 Op::Add { a, b } => self.by_element(table.add, *a, *b, result()),
                 Op::SelectRows { x } => self.select(*x, result()),
@@ -313,10 +307,10 @@ impl SectionPart<'_> {
 
     /// # Safety
     /// As [`SectionPart::run`]. *Shares* of rows.
-    unsafe fn scale_by_position(&self, x: Slot, factor: impl Fn(usize) -> f32, out: Slot) {
+    unsafe fn scale_by_position(&self, x: Slot, op: &ProgramOp, out: Slot) {
         let all = 0..self.width(x);
         for r in self.w.share(self.rows.len(), 1) {
-            let factor = factor(self.rows[r].pos);
+            let factor = scale_at(op, self.rows[r].pos);
             // SAFETY: this row is of this member's share, and its input is finished.
             unsafe {
                 let from = self.row(x, r, all.clone()).as_ptr();

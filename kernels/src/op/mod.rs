@@ -69,8 +69,8 @@ pub enum Op<V, M, C, T> {
     Gate { gate: V, up: V, act: Activation },
     /// `f(x)`, value by value.
     Unary { x: V, f: Function },
-    /// Every row times `1 + rate * ln(1 + floor((position + offset) / step))`, which keeps attention
-    /// scores distinct in long contexts.
+    /// Every row times `1 + rate * ln(1 + floor((position + offset) / step))`, which keeps
+    /// attention scores distinct in long contexts.
     ScaleByPosition {
         x: V,
         rate: f32,
@@ -426,7 +426,12 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
     }
 }
 
-/// Factor by which [`Op::ScaleByPosition`] scales the values at `position`.
-pub(crate) fn scale_at(position: usize, rate: f32, step: usize, offset: usize) -> f32 {
-    (1.0 + f64::from(rate) * ((1 + (position + offset) / step) as f64).ln()) as f32
+/// Factor by which [`Op::ScaleByPosition`] scales the values at `position`; 1 for other operations.
+pub(crate) fn scale_at<V, M, C, T>(op: &Op<V, M, C, T>, position: usize) -> f32 {
+    match *op {
+        Op::ScaleByPosition {
+            rate, step, offset, ..
+        } => (1.0 + f64::from(rate) * ((1 + (position + offset) / step) as f64).ln()) as f32,
+        _ => 1.0,
+    }
 }

@@ -217,6 +217,10 @@ impl Layer<'_, '_> {
             add_bias(&mut y, &bias);
             self.tap(tap, width, &mut y);
         }
+        if let Some(limit) = self.hp.qkv_limit {
+            y.iter_mut().for_each(|x| *x = x.clamp(-limit, limit));
+            self.tap(&format!("{tap}_clamped"), width, &mut y);
+        }
         Ok(y)
     }
 

@@ -45,7 +45,12 @@ impl Layer<'_, '_> {
             return Ok(self.limited_product("ffn", n_ff, &gate, up, limit));
         }
         let activation = self.hp.architecture.activation;
-        let (gate, up) = match self.hp.architecture.up {
+        let fused = self.hp.architecture.fused_shared && suffix == "_shexp";
+        let kind = match fused {
+            true => Up::Fused,
+            false => self.hp.architecture.up,
+        };
+        let (gate, up) = match kind {
             Up::Plain => return self.ungated(suffix, n_ff, h),
             Up::Gated => {
                 let gate = self.ffn_product("ffn_gate", suffix, n_ff, h)?;

@@ -29,6 +29,8 @@ pub(super) struct Layer<'l, 't> {
     pub(super) il: usize,
     pub(super) dims: LayerDims,
     pub(super) shared: &'l mut Shared,
+    /// The feed-forward block's own norm of the layer's input, where it runs parallel to attention.
+    pub(super) beside: Option<Vec<f64>>,
     /// Experts that the router chose before attention's result was added.
     pub(super) chosen: Option<Chosen>,
     pub(super) tap: &'l mut Tap<'t>,
@@ -101,19 +103,22 @@ impl Layer<'_, '_> {
     fn add_mixed_tokens(&mut self, x: &mut [f64], normed: &[f64]) -> Result<(), Error> {
         let architecture = self.hp.architecture;
         let second = self.weights.has(&self.name("attn_norm_2.weight"));
-        let mut mixed = if architecture.parallel && second {
+        let mut mixed = if self.hp.parallel && second {
             let second = self.norm(ATTN_NORM_2, x)?;
             self.mixed_tokens(&second)?
         } else {
             self.mixed_tokens(normed)?
         };
         self.route_early(x)?;
+        if self.hp.parallel && architecture.ffn_norm.is_some() {
+            self.beside = Some(self.norm_or_copy(architecture.ffn_norm, x)?);
+        }
         if let Some(norm) = architecture.attn_post_norm {
             mixed = self.norm(norm, &mixed)?;
         }
         self.add_branch(x, mixed);
         self.norm_sum(0, x)?;
-        if let Some(name) = architecture.names.residual {
+        if let Some(name) = architecture.names.residual.filter(|_| !self.hp.parallel) {
             self.tap(name, self.hp.n_embd, x);
         }
         Ok(())
@@ -125,8 +130,9 @@ impl Layer<'_, '_> {
         let beside = |experts: &Experts| experts.beside_dense && self.dims.experts.is_some();
         let mut fed = if architecture.experts.as_ref().is_some_and(beside) {
             self.dense_beside_experts(x)?
-        } else if architecture.parallel {
-            self.feed_forward(normed)?
+        } else if self.hp.parallel {
+            let own = self.beside.take();
+            self.feed_forward(own.as_deref().unwrap_or(normed))?
         } else {
             let normed = self.ffn_norm(x)?;
             self.feed_forward(&normed)?

@@ -197,6 +197,7 @@ impl<'a> Oracle<'a> {
                 il,
                 dims: *dims,
                 chosen: None,
+                beside: None,
                 shared: &mut shared,
                 tap: &mut *tap,
             };

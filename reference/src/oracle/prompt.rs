@@ -131,16 +131,16 @@ impl Oracle<'_> {
         let hp = &self.hparams;
         self.check_pieces(pieces, positions)?;
         let (mut x, deep) = self.rows_of_pieces(weights, pieces)?;
-        self.add_embedded(weights, &mut x)?;
         let names = hp.architecture.names;
         if names.scaled_embedding.is_some() {
             tap(names.embedding, None, hp.n_embd, &mut x);
         }
+        self.add_embedded(weights, &mut x)?;
         let rows = PerLayer::select(hp, weights, self.n_vocab, &all_tokens(pieces), tap)?;
         scale(&mut x, hp.factors.embedding);
         let name = names.scaled_embedding.unwrap_or(names.embedding);
         tap(name, None, hp.n_embd, &mut x);
-        if hp.architecture.embedded.is_some() {
+        if hp.architecture.embedded.is_some() && !hp.architecture.causal {
             x = whole_norm(hp, weights, "token_embd_norm", hp.n_embd, &x)?;
             // llama.cpp's name has a layer number
             tap("inp_norm", Some(0), hp.n_embd, &mut x);
@@ -225,16 +225,13 @@ impl Oracle<'_> {
     /// Adds embeddings of token types and positions to those of tokens.
     fn add_embedded(&self, weights: &Weights<'_>, x: &mut [f64]) -> Result<(), Error> {
         let (hp, n_tokens) = (&self.hparams, x.len() / self.hparams.n_embd);
-        let Some(rows) = hp.rows else {
-            return Ok(());
-        };
-        if let Some(n) = rows.n_token_types {
+        if let Some(n) = hp.rows.and_then(|rows| rows.n_token_types) {
             // every token has the first type
             if let Some(types) = weights.rows("token_types.weight", hp.n_embd, n)? {
                 add_bias(x, types.get(..hp.n_embd).unwrap_or(&[]));
             }
         }
-        if let Some(n) = rows.n_positions {
+        if let Some(n) = hp.n_positions {
             if n_tokens > n {
                 return Err(Error::Positions {
                     expected: n,

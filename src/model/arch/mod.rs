@@ -3,6 +3,7 @@
 
 mod afmoe;
 mod arcee;
+mod baichuan;
 mod bailingmoe2;
 mod bert;
 mod chatglm;
@@ -26,8 +27,11 @@ mod gemma4;
 mod gemma_embedding;
 mod glm4;
 mod glm4moe;
+mod gpt2;
 mod gpt_oss;
+mod gptneox;
 mod granite;
+mod granite_swa;
 mod granitehybrid;
 mod granitemoe;
 mod hunyuan_dense;
@@ -54,10 +58,12 @@ mod nemotron_h;
 mod nemotron_h_moe;
 mod neo_bert;
 mod nomic_bert;
+mod olmo;
 mod olmo2;
 mod olmoe;
 mod phi2;
 mod phi3;
+mod phimoe;
 mod qwen2;
 mod qwen2moe;
 mod qwen2vl;
@@ -71,6 +77,7 @@ mod qwen3vlmoe;
 mod seed_oss;
 mod smallthinker;
 mod smollm3;
+mod stablelm;
 mod starcoder2;
 mod step35;
 
@@ -99,9 +106,10 @@ use layers::{
 use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. A new one needs its file and a line here.
-static ALL: [Arch; 69] = [
+static ALL: [Arch; 76] = [
     Arch(&afmoe::SPEC),
     Arch(&arcee::SPEC),
+    Arch(&baichuan::SPEC),
     Arch(&bailingmoe2::SPEC),
     Arch(&bert::SPEC),
     Arch(&chatglm::SPEC),
@@ -125,8 +133,11 @@ static ALL: [Arch; 69] = [
     Arch(&gemma_embedding::SPEC),
     Arch(&glm4::SPEC),
     Arch(&glm4moe::SPEC),
+    Arch(&gpt2::SPEC),
     Arch(&gpt_oss::SPEC),
+    Arch(&gptneox::SPEC),
     Arch(&granite::SPEC),
+    Arch(&granite_swa::SPEC),
     Arch(&granitehybrid::SPEC),
     Arch(&granitemoe::SPEC),
     Arch(&hunyuan_dense::SPEC),
@@ -150,10 +161,12 @@ static ALL: [Arch; 69] = [
     Arch(&nemotron_h_moe::SPEC),
     Arch(&neo_bert::SPEC),
     Arch(&nomic_bert::SPEC),
+    Arch(&olmo::SPEC),
     Arch(&olmo2::SPEC),
     Arch(&olmoe::SPEC),
     Arch(&phi2::SPEC),
     Arch(&phi3::SPEC),
+    Arch(&phimoe::SPEC),
     Arch(&qwen2::SPEC),
     Arch(&qwen2moe::SPEC),
     Arch(&qwen2vl::SPEC),
@@ -167,6 +180,7 @@ static ALL: [Arch; 69] = [
     Arch(&seed_oss::SPEC),
     Arch(&smallthinker::SPEC),
     Arch(&smollm3::SPEC),
+    Arch(&stablelm::SPEC),
     Arch(&starcoder2::SPEC),
     Arch(&step35::SPEC),
 ];
@@ -226,6 +240,8 @@ pub(super) struct Spec {
     pub(super) feeds_forward: bool,
     /// The query projection also yields a gate of the result, after each head's query.
     pub(super) gated_attention: bool,
+    /// A shared expert's gate and up projections are one tensor.
+    pub(super) fused_shared: bool,
     /// Place of the query and key norms, if there are any.
     pub(super) qk_norm: QkNorm,
     /// Tap names of queries and keys after these norms.
@@ -291,6 +307,7 @@ const DECODER: Spec = Spec {
     recurrent: None,
     feeds_forward: true,
     gated_attention: false,
+    fused_shared: false,
     qk_norm: QkNorm::BeforeRope,
     qk_normed: [taps::Q_CUR_NORMED, taps::K_CUR_NORMED],
     gate: GateTaps {

@@ -17,6 +17,7 @@ struct Projection {
     gated: bool,
     norm: Option<NormWeights>,
     tap: &'static str,
+    limited_tap: &'static str,
     rotated_tap: Option<&'static str>,
 }
 
@@ -37,6 +38,7 @@ impl Builder<'_> {
             gated: w.gated,
             norm: w.q_norm,
             tap: taps::Q_CUR,
+            limited_tap: taps::Q_CUR_CLAMPED,
             rotated_tap: self.spec.rotated[0],
         };
         // for parts of one fused tensor llama.cpp names only the later results, not the products
@@ -109,6 +111,7 @@ impl Builder<'_> {
             bias: w.bk,
             norm: w.k_norm,
             tap: taps::K_CUR,
+            limited_tap: taps::K_CUR_CLAMPED,
             rotated_tap: self.spec.rotated[1],
         };
         let named = at(taps::V_CUR, l);
@@ -120,6 +123,7 @@ impl Builder<'_> {
         } else {
             self.affine(x, wv, w.bv, named)
         };
+        let v = self.limited(v, at(taps::V_CUR_CLAMPED, l));
         let v = self.optional_norm(v, w.v_norm, l);
         let k = self.project_and_rotate(x, &k, apart, l).y;
         let layer = self.h.layers[l];
@@ -145,7 +149,8 @@ impl Builder<'_> {
     ) -> Projected {
         let own = at(p.tap, l).filter(|_| apart && !p.gated);
         let y = self.matmul(x, p.w, own);
-        let (mut y, mut gate) = (self.bias(y, p.bias, own), None);
+        let y = self.bias(y, p.bias, own);
+        let (mut y, mut gate) = (self.limited(y, at(p.limited_tap, l)), None);
         if p.gated {
             let n = self.h.layers[l].head_dim;
             let name = at(self.spec.gate.gate, l);
@@ -164,6 +169,14 @@ impl Builder<'_> {
             }
         };
         Projected { y, gate }
+    }
+
+    /// Limits the size of values, if the model does.
+    fn limited(&mut self, x: ValueId, tap: Option<Named>) -> ValueId {
+        match self.h.qkv_limit {
+            Some(most) => self.unary(x, Function::Clamp(-most, most), tap),
+            None => x,
+        }
     }
 
     fn rotated(&mut self, x: ValueId, l: usize, tap: Option<Named>) -> ValueId {

@@ -127,7 +127,7 @@ impl<'a> Builder<'a> {
 
     /// Appends a whole layer and returns its output.
     pub(super) fn layer(&mut self, x: ValueId, l: usize) -> ValueId {
-        match self.spec.block {
+        match self.h.block {
             Block::Sequential { residual } => self.sequential(x, l, residual),
             Block::Parallel => self.parallel(x, l),
             Block::NormedSums => self.normed_sums(x, l),

@@ -33,6 +33,8 @@ pub fn once(name: &'static str) -> Option<Named> {
 pub enum Norm {
     /// RMS norm: divides by the root of the mean of the squares.
     Rms,
+    /// RMS norm with a bias.
+    BiasedRms,
     /// Layer norm: subtracts the mean first, and there may be a bias.
     Layer,
 }
@@ -121,7 +123,11 @@ impl<'a> Nodes<'a> {
         let numbered = layer.filter(|_| norm.numbered);
         let result = norm.tap.map(|name| named(name, numbered));
         let (op, name) = match (kind, norm.bias) {
-            (Norm::Rms, _) => (Op::RmsNorm { x, weight, eps }, result),
+            (Norm::Rms, _) | (Norm::BiasedRms, None) => (Op::RmsNorm { x, weight, eps }, result),
+            (Norm::BiasedRms, Some(_)) => {
+                let unbiased = named(taps::NORM_W, layer);
+                (Op::RmsNorm { x, weight, eps }, Some(unbiased))
+            }
             (Norm::Layer, None) => (Op::LayerNorm { x, weight, eps }, result),
             (Norm::Layer, Some(_)) => {
                 let unbiased = named(taps::NORM_W, layer);

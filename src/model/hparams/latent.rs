@@ -143,8 +143,8 @@ fn check(k: &Keys<'_>, latent: &LatentHparams) -> Result<(), Error> {
     Ok(())
 }
 
-/// Sets the scale of scores without RoPE. Old files' keys are in another order than their queries in
-/// llama.cpp, so only absorbed weights are taken.
+/// Sets the scale of scores without RoPE. Old files' keys are in another order than their queries,
+/// in llama.cpp, so only absorbed weights are taken.
 pub(crate) fn unrotated_latent(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let latent = h.latent.expect("its architecture has it");
     if !latent.absorbed {

@@ -162,7 +162,8 @@ impl LayerHparams {
     }
 }
 
-/// Hyperparameters of every layer, and the largest head count that the file states. Cache groups are assigned later, once windows are known.
+/// Hyperparameters of every layer, and the largest head count that the file states. Cache groups
+/// are assigned later, once windows are known.
 pub(super) struct Layers {
     pub(super) layers: Vec<LayerHparams>,
     pub(super) latent: Option<LatentHparams>,

@@ -40,9 +40,9 @@ pub use recurrent::RecurrentHparams;
 pub use rope::{RopeHparams, ScalingKind};
 pub(crate) use rope::{SECTIONS, Sections, sections_if_any};
 pub(crate) use windows::{
-    constant_windows, flagged_windows, local_windows, no_rope_every, only_windows_turn,
-    required_windows, sliding_window_rope_base, windows, windows_after_dense, windows_have_heads,
-    windows_or_none, windows_turn_by,
+    ROPE_PATTERN, constant_windows, flagged_windows, local_windows, no_rope_every,
+    only_windows_turn, required_windows, rope_where_flagged, sliding_window_rope_base, windows,
+    windows_after_dense, windows_have_heads, windows_or_none, windows_turn_by,
 };
 
 /// Maximum number of layers (llama.cpp's limit is of the same size).
@@ -81,6 +81,10 @@ pub struct Hparams {
     pub norm_eps: Sourced<f32>,
     /// Constant factors of the forward pass.
     pub factors: Factors,
+    /// Limit of the size of queries, keys and values before RoPE.
+    pub qkv_limit: Option<f32>,
+    /// Arrangement of attention and feed-forward block.
+    pub(crate) block: Block,
     /// Width of the per-layer input of each token; 0 if there is none.
     pub n_embd_per_layer: usize,
     /// Experts, where layers have them.
@@ -169,13 +173,7 @@ impl Hparams {
     pub fn from_gguf(gguf: &Gguf) -> Result<Hparams, Error> {
         let arch = Arch::of_file(gguf)?;
         let spec = arch.spec();
-        let mut k = Keys::new(gguf, spec.name);
-        k.note("general.architecture".to_owned(), spec.name, Source::File);
-        let aligned = gguf
-            .get("general.alignment")
-            .map_or(Source::Default, |_| Source::File);
-        k.note("general.alignment".to_owned(), gguf.alignment(), aligned);
-
+        let mut k = keys_of(gguf, spec);
         let context_length = k.count("context_length", 1..=i32::MAX as usize, None)?;
         let n_embd = k.count("embedding_length", 1..=MAX_WIDTH, None)?;
         let mut n_layer = k.count("block_count", 1..=MAX_LAYERS, None)?;
@@ -218,6 +216,8 @@ impl Hparams {
             caches: Vec::new(),
             norm_eps,
             factors: Factors::NONE,
+            qkv_limit: None,
+            block: spec.block,
             n_embd_per_layer: 0,
             experts: None,
             leading_dense: 0,
@@ -296,7 +296,7 @@ impl Hparams {
     /// Returns the kind of norm: `RMS` or `layer`.
     pub fn norm_name(&self) -> &'static str {
         match self.arch.spec().norm {
-            Norm::Rms => "RMS",
+            Norm::Rms | Norm::BiasedRms => "RMS",
             Norm::Layer => "layer",
         }
     }
@@ -387,9 +387,21 @@ impl Hparams {
     }
 }
 
+/// Returns the reader of an architecture's keys, which has noted those of all files.
+fn keys_of<'a>(gguf: &'a Gguf, spec: &Spec) -> Keys<'a> {
+    let mut k = Keys::new(gguf, spec.name);
+    k.note("general.architecture".to_owned(), spec.name, Source::File);
+    let aligned = gguf
+        .get("general.alignment")
+        .map_or(Source::Default, |_| Source::File);
+    k.note("general.alignment".to_owned(), gguf.alignment(), aligned);
+    k
+}
+
 /// Returns the key of the epsilon of norms.
 fn epsilon_key(k: &Keys<'_>, spec: &Spec) -> &'static str {
     match spec.norm {
+        Norm::BiasedRms => RMS_EPSILON,
         Norm::Rms if !spec.reads.contains(&LAYER_EPSILON) => RMS_EPSILON,
         Norm::Rms if k.get(RMS_EPSILON).is_some() => RMS_EPSILON,
         Norm::Rms | Norm::Layer => LAYER_EPSILON,

@@ -136,6 +136,44 @@ pub(crate) fn windows_or_none(
     }
 }
 
+/// Key of the layers with RoPE.
+pub(crate) const ROPE_PATTERN: &str = "attention.rope_pattern";
+
+/// Removes RoPE from the layers that the file's flags leave out.
+pub(crate) fn rope_where_flagged(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    let Some(rotated) = flags(k, ROPE_PATTERN, h.n_layer())? else {
+        return match k.get(ROPE_PATTERN) {
+            Some(v) => Err(k.bad(k.full(ROPE_PATTERN), "a flag for each layer", show(&v))),
+            None => Ok(()),
+        };
+    };
+    for (layer, rotated) in h.layers.iter_mut().zip(rotated) {
+        layer.rope = layer.rope.filter(|_| rotated);
+    }
+    Ok(())
+}
+
+/// Returns the flags of the first `n_layer` layers, if the key has an array.
+fn flags(k: &mut Keys<'_>, key: &str, n_layer: usize) -> Result<Option<Vec<bool>>, Error> {
+    let Some(Value::Array(flags)) = k.get(key) else {
+        return Ok(None);
+    };
+    let flag = |v: Value<'_>| match v {
+        Value::Bool(flag) => Some(flag),
+        v => v.as_int().map(|flag| flag != 0),
+    };
+    let fits = [n_layer, n_layer + k.n_behind].contains(&flags.len());
+    let all: Option<Vec<bool>> = flags.iter().take(n_layer).map(flag).collect();
+    let all = all.filter(|_| fits).ok_or_else(|| {
+        let expected = format!("a flag for each of {n_layer} layers");
+        let got = format!("an array of {}", flags.len());
+        k.bad(k.full(key), expected, got)
+    })?;
+    let shown: Vec<serde_json::Value> = all.iter().map(|flag| (*flag).into()).collect();
+    k.note(k.full(key), shown, crate::keys::Source::File);
+    Ok(Some(all))
+}
+
 /// Returns which layers have windows: from the file's flags, or from the period of those without.
 fn pattern(
     k: &mut Keys<'_>,
@@ -143,23 +181,8 @@ fn pattern(
     period: usize,
     dense: Dense,
 ) -> Result<Vec<bool>, Error> {
-    if let Some(Value::Array(flags)) = k.get(PATTERN) {
-        let flag = |v: Value<'_>| match v {
-            Value::Bool(flag) => Some(flag),
-            v => v.as_int().map(|flag| flag != 0),
-        };
-        let n_flags = [n_layer, n_layer + k.n_behind];
-        let fits = n_flags.contains(&flags.len());
-        let forward = flags.iter().take(n_layer).map(flag);
-        let all: Option<Vec<bool>> = forward.collect();
-        let fits = all.filter(|_| fits).ok_or_else(|| {
-            let expected = format!("a flag for each of {n_layer} layers");
-            let got = format!("an array of {}", flags.len());
-            k.bad(k.full(PATTERN), expected, got)
-        })?;
-        let shown: Vec<serde_json::Value> = fits.iter().map(|flag| (*flag).into()).collect();
-        k.note(k.full(PATTERN), shown, crate::keys::Source::File);
-        return Ok(fits);
+    if let Some(flags) = flags(k, PATTERN, n_layer)? {
+        return Ok(flags);
     }
     if let Some(value @ (Value::Str(_) | Value::F32(_) | Value::F64(_))) = k.get(PATTERN) {
         let expected = "a flag for each layer, or an integer";

@@ -177,12 +177,7 @@ impl Run<'_> {
             } => self.attention(q, self.layer_of(cache), scores, sinks),
             Op::Gate { gate, up, act } => self.zip(gate, up, |g, u| ops::gate(act, g, u)),
             Op::Unary { x, f } => self.zip(x, x, |x, _| ops::function(f, x)),
-            Op::ScaleByPosition {
-                x,
-                rate,
-                step,
-                offset,
-            } => ops::scale_by_position(self.value(x), rate, |t| (t + offset) / step),
+            Op::ScaleByPosition { x, .. } => ops::scale_by_position(self.value(x), op),
             Op::Add { a, b } => self.zip(a, b, |a, b| a + b),
             Op::Merge { .. } => unreachable!("no text model merges rows"),
             Op::Mul { a, b } => self.zip(a, b, |a, b| a * b),

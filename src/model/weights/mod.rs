@@ -207,8 +207,8 @@ pub struct Attention {
     pub v_norm: Option<NormWeights>,
     /// (n_head): attention sinks, added to softmax's denominators.
     pub sinks: Option<VecId>,
-    /// (n_head * value_dim, n_embd), or (n_head, n_embd): yields a gate of each value of the result,
-    /// or of each head's.
+    /// (n_head * value_dim, n_embd), or (n_head, n_embd): yields a gate of each value of the
+    /// result, or of each head's.
     pub gate: Option<WeightId>,
     /// Zeros that pad the narrower of key and value heads.
     pub padding: Option<VecId>,

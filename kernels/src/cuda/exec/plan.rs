@@ -341,11 +341,8 @@ fn place_states(program: &Program, limits: &Limits, arena: &mut Arena) -> Vec<u6
 /// Returns the constant vector that an operation reads besides its inputs and matrices: norm
 /// weights, a bias, or the factors of `positions` positions.
 pub(super) fn vector_of(op: &ProgramOp, positions: usize) -> Option<Cow<'_, [f32]>> {
-    if let Op::ScaleByPosition {
-        rate, step, offset, ..
-    } = *op
-    {
-        let factors = (0..positions).map(|position| scale_at(position, rate, step, offset));
+    if let Op::ScaleByPosition { .. } = op {
+        let factors = (0..positions).map(|position| scale_at(op, position));
         return Some(factors.collect());
     }
     op.vector().map(|values| Cow::Borrowed(&values[..]))

@@ -98,8 +98,8 @@ impl SectionPart<'_> {
     /// Computes `sums` sums of `count` parts of n values, each part times its weight.
     ///
     /// # Safety
-    /// As [`SectionPart::run`]; the slots hold that many values. *Shares* of [`SUM_COLUMNS`] columns
-    /// of sums.
+    /// As [`SectionPart::run`]; the slots hold that many values. *Shares* of [`SUM_COLUMNS`] of the
+    /// columns of sums.
     unsafe fn sum_parts(
         &self,
         [x, weights, out]: [Slot; 3],

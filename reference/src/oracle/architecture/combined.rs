@@ -3,11 +3,12 @@
 use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::families::{
-    DEEPSEEK2, LLAMA, MIXTRAL, NARROW, QWEN2, QWEN3, SIGMOID, UNNAMED_ATTN_OUT, norm,
+    DEEPSEEK2, GRANITE, LLAMA, MIXTRAL, NARROW, PARALLEL, QWEN2, QWEN3, SIGMOID, STARCODER2,
+    UNNAMED_ATTN_OUT, norm,
 };
 use super::{
-    Architecture, Experts, Gating, Names, QkNorm, Recurrent, ResultGate, Rotated, Scales,
-    SharedWidth, Sinks, Up, WeightsNorm, WindowLength, WindowRope, Windows,
+    Architecture, Embedded, Experts, Gating, Names, NormKind, QkNorm, Recurrent, ResultGate,
+    Rotated, Scales, SharedWidth, Sinks, Up, WeightsNorm, WindowLength, WindowRope, Windows,
 };
 
 /// Their differences from their families.
@@ -39,6 +40,70 @@ pub(super) const COMBINED: &[Architecture] = &[
             ..LLAMA.names
         },
         ..QWEN3
+    },
+    Architecture {
+        name: "granite_swa",
+        whole_rotation: true,
+        rotated: Rotated::Flagged,
+        windows: Some(Windows {
+            rope: WindowRope::Same,
+            ..FLAGGED
+        }),
+        sinks: Sinks::All,
+        fused_shared: true,
+        ..GRANITE
+    },
+    Architecture {
+        name: "phimoe",
+        norm: NormKind::BiasedRms,
+        long_factors: true,
+        experts: Some(Experts {
+            required: true,
+            ..MIXTRAL
+        }),
+        names: Names {
+            scaled_query: Some("Qcur"),
+            unbiased_logits: Some("result_output_no_bias"),
+            ..PARALLEL
+        },
+        ..QWEN2
+    },
+    Architecture {
+        name: "gptneox",
+        keyed_parallel: true,
+        ..STARCODER2
+    },
+    Architecture {
+        name: "gpt2",
+        embedded: Some(Embedded {
+            types: false,
+            positions: true,
+        }),
+        rotated: Rotated::Never,
+        names: Names {
+            scaled_embedding: Some("inpL"),
+            ..UNNAMED_ATTN_OUT
+        },
+        ..STARCODER2
+    },
+    Architecture {
+        name: "stablelm",
+        norm: NormKind::Layer,
+        ..QWEN2
+    },
+    Architecture {
+        name: "olmo",
+        norm: NormKind::BareLayer,
+        whole_rotation: true,
+        clamped: true,
+        names: UNNAMED_ATTN_OUT,
+        ..LLAMA
+    },
+    Architecture {
+        name: "baichuan",
+        whole_rotation: true,
+        names: UNNAMED_ATTN_OUT,
+        ..LLAMA
     },
     Architecture {
         name: "kimi-linear",

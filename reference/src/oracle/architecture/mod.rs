@@ -39,8 +39,15 @@ pub(super) struct Architecture {
     /// A layer is attention, a recurrence or a feed-forward block: the last where
     /// `feed_forward_length` is not 0.
     pub(super) one_of_both: bool,
-    /// Attention and feed-forward read the same norm, and both are added to the stream.
+    /// Attention and feed-forward read the same norm, or norms of the same stream, and both are
+    /// added to that.
     pub(super) parallel: bool,
+    /// `use_parallel_residual` states whether they do so.
+    pub(super) keyed_parallel: bool,
+    /// `attention.clamp_kqv` limits queries, keys and values.
+    pub(super) clamped: bool,
+    /// A shared expert's gate and up projections are one tensor.
+    pub(super) fused_shared: bool,
     /// Whether the parts of its queries and keys are named.
     pub(super) names_latent: bool,
     /// Multi-head latent attention (MLA): keys and values come from one latent row that all heads
@@ -132,6 +139,10 @@ pub(super) struct Names {
 pub(super) enum NormKind {
     /// RMS norm: divides by the root mean square.
     Rms,
+    /// The same, with a bias.
+    BiasedRms,
+    /// LayerNorm without weights.
+    BareLayer,
     /// LayerNorm: subtracts the mean, divides by the standard deviation, with a bias where the file
     /// has one.
     Layer,
@@ -141,8 +152,8 @@ impl NormKind {
     /// Returns the key of epsilon, which is added to the mean square or the variance.
     pub(super) fn epsilon_key(self) -> &'static str {
         match self {
-            Self::Rms => "attention.layer_norm_rms_epsilon",
-            Self::Layer => "attention.layer_norm_epsilon",
+            Self::Rms | Self::BiasedRms => "attention.layer_norm_rms_epsilon",
+            Self::Layer | Self::BareLayer => "attention.layer_norm_epsilon",
         }
     }
 }
@@ -250,6 +261,8 @@ pub(super) enum Rotated {
     ThreeOfFour,
     /// Only those with windows, if there are any.
     Windowed,
+    /// Those that `attention.rope_pattern` marks, or all.
+    Flagged,
     /// All but the first of every four, if there are windows and not just four layers.
     AfterFirstOfFour,
     /// None if `rope.scaling.finetuned` is false.

@@ -87,12 +87,18 @@ pub(super) struct Hparams {
     pub(super) qk_norm: QkNorm,
     /// Factor on scores.
     pub(super) score_scale: f64,
+    /// Attention and feed-forward read the same stream.
+    pub(super) parallel: bool,
+    /// Limit of the size of queries, keys and values.
+    pub(super) qkv_limit: Option<f64>,
     pub(super) score_cap: Option<f64>,
     pub(super) logit_cap: Option<f64>,
     pub(super) temperature: Option<Temperature>,
     /// Numbers of a bidirectional model that returns rows instead of logits.
     pub(super) rows: Option<Rows>,
     pub(super) factors: Factors,
+    /// Size of the position embedding table, if there is one.
+    pub(super) n_positions: Option<usize>,
     /// Number of first layers to whose output image rows are added (deepstack).
     pub(super) n_deepstack: usize,
 }
@@ -106,21 +112,14 @@ impl Hparams {
         };
         let n_embd = keys.count("embedding_length")?;
         let (n_layer, n_skipped) = read_layer_counts(&keys)?;
-        let n_ff = match architecture.feeds_forward {
-            true if architecture.one_of_both => keys
-                .per_layer_from(0, "feed_forward_length", n_layer)?
-                .ok_or_else(|| keys.missing("feed_forward_length"))?,
-            true => keys.required_per_layer("feed_forward_length", n_layer)?,
-            false => vec![0; n_layer],
-        };
+        let n_ff = read_n_ff(&keys, architecture, n_layer)?;
         let windows = windows::read(&keys, architecture, n_layer)?;
         let window = |il: usize| windows.as_ref().and_then(|windows| windows[il]);
         let heads = Heads::read(&keys, architecture, n_embd, n_layer)?;
         let rotates = read_rotated(&keys, architecture, &windows)?;
         let (routing, experts) = experts::read(&keys, architecture, &n_ff)?;
         let (state, recurrent) = recurrent::read(&keys, architecture, n_embd, &heads)?;
-        let limits = &read_limits(&keys, architecture, n_layer)?;
-        let limits = [&limits[0], &limits[1]];
+        let limits = read_limits(&keys, architecture, n_layer)?;
         let mut layers: Vec<LayerDims> = (0..n_layer)
             .map(|il| LayerDims {
                 n_head: heads.n_head[il],
@@ -139,7 +138,7 @@ impl Hparams {
                 recurrent: recurrent[il],
                 rotates: rotates(il),
                 experts: experts[il],
-                limits: limits.map(|of| of[il]),
+                limits: [limits[0][il], limits[1][il]],
             })
             .collect();
         per_layer::share(&keys, architecture, &mut layers)?;
@@ -165,6 +164,11 @@ impl Hparams {
             per_layer_width: per_layer::read_width(&keys, architecture, n_layer)?,
             qk_norm: read_qk_norm(&keys, architecture, n_layer)?,
             score_scale,
+            parallel: read_parallel(&keys, architecture)?,
+            qkv_limit: match architecture.clamped {
+                true => keys.factor("attention.clamp_kqv")?,
+                false => None,
+            },
             score_cap: read_score_cap(&keys, architecture)?,
             logit_cap: match keys.number("final_logit_softcapping")? {
                 None => architecture.logit_cap,
@@ -172,6 +176,10 @@ impl Hparams {
             },
             temperature: read_temperature(&keys, architecture)?,
             rows: rows::read(&keys, architecture, n_embd)?,
+            n_positions: match architecture.embedded.is_some_and(|e| e.positions) {
+                true => Some(keys.count("context_length")?),
+                false => None,
+            },
             factors: factors::read(&keys, architecture, n_embd, n_layer)?,
             n_deepstack: read_n_deepstack(&keys, architecture, n_layer)?,
         })
@@ -190,6 +198,30 @@ impl Hparams {
             None => &self.rope,
         };
         layer.rotates.then_some(rope)
+    }
+}
+
+fn read_parallel(keys: &Keys<'_>, architecture: &Architecture) -> Result<bool, Error> {
+    const KEY: &str = "use_parallel_residual";
+    match architecture.keyed_parallel {
+        true => keys.flag(KEY)?.ok_or_else(|| keys.missing(KEY)),
+        false => Ok(architecture.parallel),
+    }
+}
+
+/// Reads the feed-forward width of each layer.
+fn read_n_ff(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    n_layer: usize,
+) -> Result<Vec<usize>, Error> {
+    const KEY: &str = "feed_forward_length";
+    match architecture.feeds_forward {
+        true if architecture.one_of_both => keys
+            .per_layer_from(0, KEY, n_layer)?
+            .ok_or_else(|| keys.missing(KEY)),
+        true => keys.required_per_layer(KEY, n_layer),
+        false => Ok(vec![0; n_layer]),
     }
 }
 
@@ -259,6 +291,12 @@ fn read_rotated<'w>(
 ) -> Result<impl Fn(usize) -> bool + use<'w>, Error> {
     let rotated = architecture.rotated;
     let finetuned = keys.flag("rope.scaling.finetuned")?.unwrap_or(true);
+    let flagged: Vec<bool> = match keys.array("attention.rope_pattern", 0)? {
+        Some(_) if rotated == Rotated::Flagged => {
+            windows::read_flags(keys, "attention.rope_pattern")?
+        }
+        _ => Vec::new(),
+    };
     Ok(move |il: usize| match rotated {
         Rotated::All => true,
         Rotated::ThreeOfFour => !(il + 1).is_multiple_of(4),
@@ -267,6 +305,7 @@ fn read_rotated<'w>(
             all || !il.is_multiple_of(4)
         }
         Rotated::Windowed => windows.as_ref().is_none_or(|windows| windows[il].is_some()),
+        Rotated::Flagged => flagged.get(il).copied().unwrap_or(true),
         Rotated::IfFinetuned => finetuned,
         Rotated::Never => false,
     })

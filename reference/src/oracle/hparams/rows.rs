@@ -10,8 +10,6 @@ const TOKEN_TYPES: &str = "tokenizer.ggml.token_type_count";
 /// Numbers of such models.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Rows {
-    /// Size of the position embedding table, if there is one.
-    pub(in super::super) n_positions: Option<usize>,
     /// Number of token types with embeddings, if they have any.
     pub(in super::super) n_token_types: Option<usize>,
     /// Width between the two products after the last norm, if there are any.
@@ -33,10 +31,6 @@ pub(super) fn read(
     }
     let embedded = architecture.embedded;
     Ok(Some(Rows {
-        n_positions: match embedded.is_some_and(|embedded| embedded.positions) {
-            true => Some(keys.count("context_length")?),
-            false => None,
-        },
         n_token_types: match embedded.is_some_and(|embedded| embedded.types) {
             true => Some(read_token_types(keys)?),
             false => None,

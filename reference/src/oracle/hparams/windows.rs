@@ -41,6 +41,19 @@ pub(super) fn read(
     Ok(Some(windowed.into_iter().map(window).collect()))
 }
 
+/// Reads an array of flags.
+pub(super) fn read_flags(keys: &Keys<'_>, key: &str) -> Result<Vec<bool>, Error> {
+    let Some(Value::Array(values)) = keys.gguf.get(&keys.name(key)) else {
+        return Err(keys.bad(key, "an array of flags", "no array"));
+    };
+    let flags = values.iter().map(|value| match value {
+        Value::Bool(flag) => Some(flag),
+        other => other.as_int().map(|v| v != 0),
+    });
+    let flags: Option<Vec<bool>> = flags.collect();
+    flags.ok_or_else(|| keys.bad(key, "an array of flags", "other values"))
+}
+
 /// Returns whether each layer has a window: from an array, or from a period whose last or first
 /// layer has none.
 fn read_pattern(keys: &Keys<'_>, windows: &Windows, n_layer: usize) -> Result<Vec<bool>, Error> {

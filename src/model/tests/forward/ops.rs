@@ -2,6 +2,7 @@
 
 use super::Matrix;
 use octavo_kernels::{Activation, Function, Recurrence, TopGroups};
+use octavo_model::Op;
 use std::ops::Range;
 
 pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
@@ -56,9 +57,16 @@ pub(super) fn function(f: Function, x: f64) -> f64 {
     }
 }
 
-pub(super) fn scale_by_position(x: &Matrix, rate: f32, steps: impl Fn(usize) -> usize) -> Matrix {
+pub(super) fn scale_by_position(x: &Matrix, op: Op) -> Matrix {
+    let Op::ScaleByPosition {
+        rate, step, offset, ..
+    } = op
+    else {
+        unreachable!("{op:?}");
+    };
     let scaled = |(t, row): (usize, &Vec<f64>)| {
-        let factor = 1.0 + f64::from(rate) * ((1 + steps(t)) as f64).ln();
+        let steps = (t + offset) / step;
+        let factor = 1.0 + f64::from(rate) * ((1 + steps) as f64).ln();
         row.iter().map(|x| factor * x).collect()
     };
     x.iter().enumerate().map(scaled).collect()

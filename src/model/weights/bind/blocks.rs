@@ -303,6 +303,19 @@ impl Binder<'_> {
             return Ok(None);
         }
         let n_embd = self.h.n_embd();
+        let down = blk(l, "ffn_down_shexp.weight");
+        if self.h.arch.spec().fused_shared {
+            let both = self.matrix(&blk(l, "ffn_up_shexp.weight"), 2 * n_ff, n_embd)?;
+            let [gate, up] = self.split_matrix(both, [n_ff; 2]);
+            return Ok(Some(FeedForward {
+                gate: Some(gate),
+                gate_bias: None,
+                up,
+                up_bias: None,
+                down: self.matrix(&down, n_embd, n_ff)?,
+                down_bias: None,
+            }));
+        }
         let gate = match self.h.feature().is_gated() {
             true => Some(self.matrix(&blk(l, "ffn_gate_shexp.weight"), n_ff, n_embd)?),
             false => None,
@@ -312,7 +325,7 @@ impl Binder<'_> {
             gate_bias: None,
             up: self.matrix(&blk(l, "ffn_up_shexp.weight"), n_ff, n_embd)?,
             up_bias: None,
-            down: self.matrix(&blk(l, "ffn_down_shexp.weight"), n_embd, n_ff)?,
+            down: self.matrix(&down, n_embd, n_ff)?,
             down_bias: None,
         }))
     }

@@ -33,9 +33,24 @@ impl Binder<'_> {
         &mut self,
         norm: &str,
     ) -> Result<EmbeddingsAndHead, Error> {
-        let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
         let weights = self.rows_only()?;
-        let output_norm = self.norm(norm, n_embd, taps::RESULT_NORM)?;
+        let output_norm = self.norm(norm, self.h.n_embd(), taps::RESULT_NORM)?;
+        self.bind_head_after(weights, output_norm)
+    }
+
+    /// Returns a norm of rows whose weights are all 1.
+    pub(crate) fn unweighted_norm(&mut self, tap: &'static str) -> NormWeights {
+        let ones = vec![1.0; self.h.n_embd()];
+        NormWeights::plain(self.made_vector("(no weight)", ones), tap)
+    }
+
+    /// Adds this final norm and the output matrix to the embeddings.
+    pub(crate) fn bind_head_after(
+        &mut self,
+        weights: EmbeddingsAndHead,
+        output_norm: NormWeights,
+    ) -> Result<EmbeddingsAndHead, Error> {
+        let (n_embd, n_vocab) = (self.h.n_embd(), self.h.n_vocab());
         const OUTPUT: &str = "output.weight";
         // a decoder that became an embedding model has no logits
         let output = match self.h.is_causal() {

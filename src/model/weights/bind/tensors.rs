@@ -314,6 +314,7 @@ impl<'a> TensorBinder<'a> {
         };
         let bias = match kind {
             Norm::Rms => None,
+            Norm::BiasedRms => Some(self.vector(&format!("{name}.bias"), n)?),
             Norm::Layer => self.optional_vector(&format!("{name}.bias"), n)?,
         };
         Ok(Some(NormWeights {

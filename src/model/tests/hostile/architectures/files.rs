@@ -26,9 +26,8 @@ pub(super) fn valid(arch: &'static str) -> File {
         "bailingmoe2" => bailingmoe2(&mut f),
         "exaone-moe" => exaone_moe(&mut f),
         "nemotron_h_moe" => nemotron_h_moe(&mut f),
-        "afmoe" | "mimo2" | "step35" | "llama4" | "smallthinker" | "kimi-linear" => {
-            super::gates::valid(arch, &mut f);
-        }
+        _ if super::gates::ARCHITECTURES.contains(&arch) => super::gates::valid(arch, &mut f),
+        _ if super::norms::ARCHITECTURES.contains(&arch) => super::norms::valid(arch, &mut f),
         "gpt-oss" => gpt_oss(&mut f),
         "bert" => bert(&mut f),
         "gemma-embedding" => gemma_embedding(&mut f),

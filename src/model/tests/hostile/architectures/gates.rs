@@ -6,6 +6,16 @@ use super::files::{norms, sigmoid_after_dense, with_experts};
 use crate::support::{File, Val};
 use octavo_fixtures::tiny::N_FF;
 
+/// The architectures of this file.
+pub(super) const ARCHITECTURES: [&str; 6] = [
+    "afmoe",
+    "mimo2",
+    "step35",
+    "llama4",
+    "smallthinker",
+    "kimi-linear",
+];
+
 /// Makes a valid file of an architecture from one of the usual tensors.
 pub(super) fn valid(arch: &str, f: &mut File) {
     match arch {
