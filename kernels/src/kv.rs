@@ -1,6 +1,7 @@
 //! Storage of keys and values in pages of 16 positions, and of the states of recurrent layers.
 //! Ownership of pages and states is decided elsewhere.
 
+mod access;
 mod cells;
 mod codes;
 
@@ -144,10 +145,7 @@ impl KvStore {
 
     /// Copies a page of every layer of a group, for copy-on-write.
     pub fn copy_page(&mut self, group: usize, from: u32, to: u32) {
-        // a thread that was left behind in a step may still read, until it gets back to its CPU
-        while Arc::get_mut(&mut self.users).is_none() {
-            std::thread::sleep(Duration::from_micros(50));
-        }
+        self.wait_for_readers();
         let (from, to) = (from as usize, to as usize);
         assert!(from < self.n_pages && to < self.n_pages);
         let group = &mut self.groups[group];
@@ -160,6 +158,14 @@ impl KvStore {
                     base + to * stride,
                 );
             }
+        }
+    }
+
+    /// Waits for threads that were left behind in a step and may still read, until they get back to
+    /// their CPUs.
+    fn wait_for_readers(&mut self) {
+        while Arc::get_mut(&mut self.users).is_none() {
+            std::thread::sleep(Duration::from_micros(50));
         }
     }
 

@@ -11,9 +11,9 @@ use crate::memory::{Memory, NoMemory};
 #[derive(Default)]
 pub(crate) struct StateStore {
     /// Floats of each part.
-    parts: Vec<usize>,
+    pub(crate) parts: Vec<usize>,
     pub(crate) slots: usize,
-    memory: Option<Memory>,
+    pub(crate) memory: Option<Memory>,
 }
 
 impl StateStore {

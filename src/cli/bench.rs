@@ -237,6 +237,8 @@ fn measure(
         ctx: Some(positions),
         // each test needs all of its context
         kv_positions: Some(positions.saturating_mul(sessions)),
+        prompt_cache: None,
+        slot_dir: None,
         keep_hidden: false,
         sessions,
         batch: Some(setting.batch),

@@ -1,12 +1,14 @@
 //! A loaded model: the boundary the command line sees. No tensor is visible outside it.
 
 mod builder;
+mod identity;
 mod opened;
 
 pub use builder::EngineBuilder;
 pub(crate) use opened::Sizes;
 
 use std::num::NonZeroUsize;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use gguf_rs_lite::Gguf;
@@ -17,6 +19,7 @@ use crate::backend::{Backend, LoadingSink};
 use crate::device::{Placement, place};
 use crate::error::Error;
 use crate::image_registry::{EncodedImage, ImageHandle, ImageRegistry};
+use crate::kv::{Digest, PageSizes, SlotError, SlotPages};
 use crate::model_runner::ModelRunner;
 use crate::options::EngineOptions;
 use crate::sample::SamplerDefaults;
@@ -68,6 +71,8 @@ struct Loaded {
     pool: Option<SharedPool>,
     warnings: Vec<String>,
     draft: OnceLock<Engine>,
+    /// Identity of its pages and their sizes, if they are kept in files.
+    identity: Option<(Digest, PageSizes)>,
     sampling: SamplerDefaults,
 }
 
@@ -96,7 +101,7 @@ impl Engine {
                 (sizes, backend)
             }
         };
-        Ok(opened.on(options, sizes, backend))
+        opened.on(options, sizes, backend)
     }
 
     /// As [`Engine::load`], but `prepare` builds the backend from the model and the limits of its
@@ -113,7 +118,7 @@ impl Engine {
         let sizes = Sizes::of(&opened.model, options)?;
         opened.model.fit_to_context(sizes.n_ctx);
         let backend = prepare(&opened.gguf, &opened.model, &sizes.limits)?;
-        Ok(opened.on(options, sizes, backend))
+        opened.on(options, sizes, backend)
     }
 
     /// Returns the maximum number of sequences running at once.
@@ -302,6 +307,20 @@ impl Engine {
     /// Returns the number of threads that work at once.
     pub(crate) fn threads(&self) -> NonZeroUsize {
         self.0.threads
+    }
+
+    /// Returns the identity of its pages and their sizes, if they are kept in files.
+    pub(crate) fn identity(&self) -> Option<(Digest, PageSizes)> {
+        self.0.identity.clone()
+    }
+
+    /// Reads a file of a slot; returns its bytes too.
+    ///
+    /// # Errors
+    /// If it cannot be read, is damaged, or its pages are not this model's.
+    pub fn read_slot(&self, path: &Path) -> Result<(SlotPages, u64), SlotError> {
+        let (identity, sizes) = self.identity().ok_or(SlotError::Unsupported)?;
+        SlotPages::read(path, identity, sizes)
     }
 
     /// Returns the limits of a step.

@@ -54,7 +54,7 @@ struct Inbox {
 enum Order {
     Add(Box<Request>, Arc<EventQueue>),
     Abort(Arc<EventQueue>),
-    ClearCache,
+    Run(Box<dyn FnOnce(&mut Batch) + Send>),
 }
 
 /// State of the thread that other threads can read.
@@ -147,7 +147,32 @@ impl EngineHandle {
 
     /// Drops everything from the prefix cache that is not in use.
     pub fn clear_cache(&self) {
-        self.0.shared.order(Order::ClearCache);
+        let clear = |batch: &mut Batch| batch.clear_cache();
+        self.0.shared.order(Order::Run(Box::new(clear)));
+    }
+
+    /// Runs a function on the batch between two steps, and waits for its result.
+    ///
+    /// # Errors
+    /// If the thread ends first.
+    pub fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Batch) -> T + Send + 'static,
+    ) -> Result<T, Unavailable> {
+        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
+        let send = move |batch: &mut Batch| {
+            // whoever asked may have left
+            let _ = sender.send(work(batch));
+        };
+        let gone = || Unavailable("it is shutting down".to_owned());
+        let mut inbox = lock(&self.0.shared.inbox);
+        if inbox.is_shut {
+            return Err(gone());
+        }
+        inbox.orders.push_back(Order::Run(Box::new(send)));
+        self.0.shared.bell.notify_one();
+        drop(inbox);
+        receiver.recv().map_err(|_| gone())
     }
 
     /// Returns the health of the thread.
@@ -365,7 +390,7 @@ impl Worker {
                     self.receivers.remove(&id);
                 }
             }
-            Order::ClearCache => self.batch.clear_cache(),
+            Order::Run(work) => work(&mut self.batch),
         }
     }
 

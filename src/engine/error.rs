@@ -100,6 +100,25 @@ pub enum Error {
         /// Maximum tokens of a step.
         most: usize,
     },
+    /// A prefix cache on disk whose folder, or the program itself, cannot be read.
+    #[error("prompt cache {}: {source}", dir.display())]
+    PromptCache {
+        /// The folder.
+        dir: std::path::PathBuf,
+        /// Reason of the system.
+        source: std::io::Error,
+    },
+    /// A prefix cache on disk for pages that are not in the memory of one CPU process.
+    #[error(
+        "prompt cache {}: expected a model on the CPU in one process, got {device}",
+        dir.display()
+    )]
+    PromptCacheDevice {
+        /// The folder.
+        dir: std::path::PathBuf,
+        /// Where the pages are.
+        device: String,
+    },
     /// A computation that its caller stopped.
     #[error("stopped by the caller")]
     Stopped,

@@ -8,10 +8,11 @@ mod tests;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use octavo_kernels::{EmbeddingRows, RopePosition};
 use octavo_model::Hparams;
+use sha2::{Digest, Sha256};
 
 use crate::error::Error;
 
@@ -60,6 +61,26 @@ pub struct ImageHandle(Arc<RegisteredImage>);
 struct RegisteredImage {
     first: u32,
     image: EncodedImage,
+    /// Digest of its embeddings and its shape, once it is needed.
+    content: OnceLock<[u8; 32]>,
+}
+
+impl RegisteredImage {
+    fn content(&self) -> [u8; 32] {
+        let EncodedImage {
+            nx,
+            ny,
+            rows,
+            bidirectional,
+            ..
+        } = &self.image;
+        *self.content.get_or_init(|| {
+            let mut hash = Sha256::new();
+            hash.update(format!("{nx} {ny} {bidirectional} "));
+            rows.iter().for_each(|x| hash.update(x.to_le_bytes()));
+            hash.finalize().into()
+        })
+    }
 }
 
 impl ImageHandle {
@@ -234,7 +255,11 @@ impl ImageRegistry {
         }
         // drop images that have no handle any more
         known.retain(|_, image| image.strong_count() > 0);
-        let handle = Arc::new(RegisteredImage { first, image });
+        let handle = Arc::new(RegisteredImage {
+            first,
+            image,
+            content: OnceLock::new(),
+        });
         known.insert(first, Arc::downgrade(&handle));
         Some(ImageHandle(handle))
     }
@@ -280,6 +305,13 @@ impl ImageRegistry {
     /// Returns the image of an image token, if it still has a handle.
     pub fn image_of(&self, id: u32) -> Option<ImageHandle> {
         self.find(id).map(ImageHandle)
+    }
+
+    /// Returns a digest of what an image token stands for, equal in all programs, and its place in
+    /// the image; `None` if the image has no handle any more.
+    pub(crate) fn content_of(&self, id: u32) -> Option<([u8; 32], u32)> {
+        let image = self.find(id)?;
+        Some((image.content(), id - image.first))
     }
 
     fn find(&self, id: u32) -> Option<Arc<RegisteredImage>> {

@@ -50,7 +50,10 @@ pub use generate::{GenerateError, Generation, Observer};
 pub use image_registry::{
     EncodedImage, ImageHandle, ImagePart, ImageRegistry, MultimodalInput, is_image_token,
 };
-pub use kv::{OutOfPages, PAGE as PAGE_POSITIONS, PageCounts};
+pub use kv::{
+    OutOfPages, PAGE as PAGE_POSITIONS, PageCounts, PromptCacheOptions, PromptCacheStats,
+    SlotError, SlotPages,
+};
 pub use octavo_model::Pooling;
 pub use options::{DeviceChoice, EngineOptions, default_batch};
 pub use session::{Logits, LogitsFor, Session};

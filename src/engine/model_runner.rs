@@ -1,6 +1,8 @@
 //! The model runner: owns a device and the pages of its KV cache, and runs steps over several
 //! sequences.
 
+mod prompt_cache;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -10,7 +12,9 @@ use octavo_model::{Graph, Tap};
 use crate::backend::{Backend, TapSink, TapView};
 use crate::error::Error;
 use crate::image_registry::{ImageRegistry, MultimodalInput};
-use crate::kv::{BlockTable, Checkpoint, GroupCopy, KvCacheManager, NO_PAGE, SequenceKv};
+use crate::kv::{
+    BlockTable, Checkpoint, DiskCache, GroupCopy, KvCacheManager, NO_PAGE, SequenceKv,
+};
 use crate::sample::{OutputValue, are_finite, argmax};
 
 /// New tokens of a sequence.
@@ -74,6 +78,8 @@ pub(crate) struct Output<'a> {
 pub(crate) struct ModelRunner {
     backend: Box<dyn Backend>,
     pub(crate) kv_cache: KvCacheManager,
+    /// The prefix cache on disk, if there is one.
+    disk: Option<Arc<DiskCache>>,
     n_vocab: usize,
     /// Rows that the graph keeps, if it keeps any.
     keeps: RowSet,
@@ -103,6 +109,7 @@ impl ModelRunner {
         ModelRunner {
             backend,
             kv_cache,
+            disk: None,
             n_vocab: graph.output_width(),
             keeps: graph
                 .kept

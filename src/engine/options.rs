@@ -1,11 +1,14 @@
 //! How to load and run a model, and on which device.
 
+use std::path::PathBuf;
+
 use octavo_kernels::{IsaChoice, KvTypes, PromptBits, SharedPool};
 
 use crate::backend::cpu::SharedWeights;
 use crate::backend::ranks::TensorParallelGroup;
 use crate::backend::{BATCH_OF_CPUS, BATCH_OF_GPUS, CpuExperts};
 use crate::fit::Fit;
+use crate::kv::PromptCacheOptions;
 
 /// Device to run on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,6 +73,10 @@ pub struct EngineOptions {
     /// Positions to allocate KV cache pages for; `None` means enough for `sessions` sequences of
     /// full length.
     pub kv_positions: Option<usize>,
+    /// Folder that keeps the prefix cache beyond the program's end; `None` for none.
+    pub prompt_cache: Option<PromptCacheOptions>,
+    /// Folder for files of slots, which can be saved then; `None` for none.
+    pub slot_dir: Option<PathBuf>,
     /// Keep the hidden states of all tokens, for an MTP layer that drafts tokens. The
     /// last layer then computes whole prompts, not only the tokens with outputs.
     pub keep_hidden: bool,
@@ -100,6 +107,8 @@ impl Default for EngineOptions {
             weights: None,
             sessions: 1,
             kv_positions: None,
+            prompt_cache: None,
+            slot_dir: None,
             keep_hidden: false,
             graphs: true,
             check_pages: true,

@@ -349,6 +349,10 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn kv_store(&mut self) -> Option<&mut KvStore> {
+        Some(&mut self.kv)
+    }
+
     fn release_scratch(&mut self) {
         self.executor.release_scratch();
     }

@@ -12,6 +12,7 @@ pub mod split;
 use std::cell::RefCell;
 
 pub use experts::{CpuExperts, TensorPattern};
+use octavo_kernels::KvStore;
 pub use octavo_kernels::{Phase, SharedPool, Step, StepSequence};
 
 use crate::error::Error;
@@ -160,6 +161,11 @@ pub trait Backend: Send {
     /// # Errors
     /// If the device fails.
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), Error>;
+
+    /// Returns the pages and states themselves, if they lie in the CPU's memory, all of them.
+    fn kv_store(&mut self) -> Option<&mut KvStore> {
+        None
+    }
 
     /// Frees step scratch buffers while idle.
     fn release_scratch(&mut self) {}

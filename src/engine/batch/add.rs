@@ -62,6 +62,7 @@ impl Batch {
         let id = self.next_id;
         self.check_image_tokens(&request)?;
         let (prompt, salt) = (request.prompt.clone(), request.salt.clone());
+        let (slot, is_text) = (request.slot, matches!(request.task, Task::Text));
         let branch = Branch::new(
             id,
             request,
@@ -74,6 +75,9 @@ impl Batch {
         let (tokens, most) = (branch.longest_whole_image(), self.engine.limits().outputs);
         if branch.wants_all() && tokens > most {
             return Err(Error::LongImage { tokens, most }.into());
+        }
+        if is_text {
+            self.take_slot(id, slot, salt.as_deref());
         }
         let sequence = Sequence::new(id, prompt, salt, branch.wants_all());
         self.scheduler.add(sequence.with_beams(width));

@@ -10,7 +10,9 @@ mod hand_out;
 mod outputs;
 mod pool;
 mod prefix_warmup;
+mod prompt_cache;
 mod request;
+mod slots;
 mod speculate;
 
 use std::collections::BTreeMap;
@@ -28,6 +30,7 @@ use crate::speculative::CostModel;
 use branch::Branch;
 use outputs::{ByBranch, hand_out};
 use prefix_warmup::PrefixWarmup;
+use slots::Slot;
 
 pub use request::{
     BatchError, BatchOptions, BeamOutput, BeamSearch, Delta, Embed, Event, Request, RequestId,
@@ -55,6 +58,8 @@ pub struct Batch {
     cost_model: CostModel,
     /// The request that began with pages of a caller, who takes them back when it has ended.
     lent: Option<(RequestId, HeldKv)>,
+    /// One for each text that may run.
+    slots: Vec<Slot>,
 }
 
 /// Results of a step, for each chunk of its plan.
@@ -97,6 +102,7 @@ impl Batch {
             engine: engine.clone(),
             options,
             places: settings.sequences,
+            slots: vec![Slot::default(); settings.sequences],
             scheduler: Scheduler::new(settings),
             branches: BTreeMap::new(),
             next_id: 0,
@@ -168,6 +174,7 @@ impl Batch {
                 evictions: runner.kv_cache.evicted(),
                 ..self.totals
             },
+            disk: runner.disk().map(|disk| disk.stats()),
         }
     }
 
@@ -241,6 +248,7 @@ impl Batch {
             if phase == Phase::Prefill {
                 // draft tokens that found no room in the step are gone
                 self.scheduler.drop_drafts();
+                self.look_up(&mut runner);
             }
             let kv_cache = &mut runner.kv_cache;
             let mut plan = match phase {
@@ -280,6 +288,7 @@ impl Batch {
             self.accept_drafts(plan, runner, took);
         }
         self.scheduler.took(&mut runner.kv_cache, phase, plan, took);
+        self.save_prompts(phase, plan, runner);
         self.observe(plan, hidden, runner, events);
         for (chunk, failure) in plan.chunks.iter().zip(failures) {
             match failure {
@@ -415,6 +424,9 @@ impl Batch {
             *held = self.scheduler.take_kv(at).unwrap_or_default();
         }
         let sequence = self.scheduler.remove(&mut runner.kv_cache, at);
+        if let Some(sequence) = &sequence {
+            self.release_slot(at, sequence.tokens());
+        }
         let recomputed = sequence.map_or(0, |sequence| sequence.reused().recomputed);
         self.totals.recomputed_tokens += recomputed as u64;
         self.branches.remove(&at)

@@ -99,6 +99,7 @@ impl Finished {
             return Ok(all);
         }
         runner.kv_cache.keep(kv, &key);
+        runner.save(kv, &key, kv.len() == all);
         Ok(kv.len())
     }
 }

@@ -7,7 +7,7 @@ use octavo_model::Pooling;
 use crate::decoder::{FinishReason, GenerationError, GenerationParams, Text};
 use crate::error::Error;
 use crate::image_registry::ImageHandle;
-use crate::kv::PageCounts;
+use crate::kv::{PageCounts, PromptCacheStats};
 use crate::sample::{Constraint, Logprobs};
 use crate::speculative::DraftStats;
 
@@ -92,6 +92,8 @@ pub struct Request {
     /// Only requests with the same salt share cached prompts, because the time of an answer tells
     /// what is cached.
     pub salt: Option<String>,
+    /// The slot that it names, for [`Batch::slot_pages`](crate::Batch::slot_pages).
+    pub slot: Option<usize>,
     /// Task: text, beam search or embedding.
     pub task: Task,
 }
@@ -335,6 +337,8 @@ pub struct Snapshot {
     pub requests: Vec<RequestView>,
     /// Counts so far.
     pub totals: Totals,
+    /// State of the prefix cache on disk, if there is one.
+    pub disk: Option<PromptCacheStats>,
 }
 
 /// Counts since a batch began.

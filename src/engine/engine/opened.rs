@@ -7,13 +7,14 @@ use octavo_kernels::PAGE_POSITIONS;
 use octavo_model::{HiddenRows, Model};
 use octavo_text::tokenizer::Tokenizer;
 
+use super::identity::identity;
 use super::{DEFAULT_CONTEXT, Engine, Loaded, MemoryReport, kv_bytes};
 use crate::backend::Backend;
 use crate::backend::cuda::Limits;
 use crate::device::threads;
 use crate::error::Error;
 use crate::image_registry::ImageRegistry;
-use crate::kv::{CHECKPOINTS, DRAFT_WRITES, WRITES};
+use crate::kv::{CHECKPOINTS, DRAFT_WRITES, Digest, DiskCache, PageSizes, WRITES};
 use crate::model_runner::ModelRunner;
 use crate::options::EngineOptions;
 use crate::sample::SamplerDefaults;
@@ -115,12 +116,15 @@ impl Opened {
     }
 
     /// Makes an engine of it, on the backend that was prepared for these sizes.
+    ///
+    /// # Errors
+    /// If the prefix cache on disk cannot be used.
     pub(super) fn on(
         self,
         options: &EngineOptions,
         sizes: Sizes,
-        backend: Box<dyn Backend>,
-    ) -> Engine {
+        mut backend: Box<dyn Backend>,
+    ) -> Result<Engine, Error> {
         let Opened {
             gguf,
             model,
@@ -150,8 +154,13 @@ impl Opened {
         let groups = model.hparams.caches.iter();
         let windows: Vec<Option<usize>> = groups.map(|group| group.window).collect();
         let images = Arc::new(ImageRegistry::new(&model.hparams));
-        let runner = ModelRunner::new(backend, capacity, &windows, &model.graph, images.clone());
-        Engine(Arc::new(Loaded {
+        let (identity, disk) = page_files(&gguf, &model, options, &mut *backend)?;
+        let graph = &model.graph;
+        let mut runner = ModelRunner::new(backend, capacity, &windows, graph, images.clone());
+        if let Some(disk) = disk {
+            runner.set_disk(disk);
+        }
+        Ok(Engine(Arc::new(Loaded {
             gguf,
             model,
             tokenizer,
@@ -166,9 +175,50 @@ impl Opened {
             pool,
             warnings,
             draft: OnceLock::new(),
+            identity,
             sampling,
-        }))
+        })))
     }
+}
+
+/// What an engine needs to keep pages in files.
+type PageFiles = (Option<(Digest, PageSizes)>, Option<Arc<DiskCache>>);
+
+/// Prepares the files of pages that the options ask for: the identity of the model's pages, and the
+/// prefix cache on disk.
+fn page_files(
+    gguf: &Gguf,
+    model: &Model,
+    options: &EngineOptions,
+    backend: &mut dyn Backend,
+) -> Result<PageFiles, Error> {
+    let cache = options.prompt_cache.as_ref();
+    let Some(dir) = cache.map(|cache| &cache.dir).or(options.slot_dir.as_ref()) else {
+        return Ok((None, None));
+    };
+    let device = backend.describe();
+    let Some(store) = backend.kv_store().filter(|_| options.tp_group.is_none()) else {
+        let dir = dir.clone();
+        return Err(Error::PromptCacheDevice { dir, device });
+    };
+    let sizes = PageSizes {
+        groups: (0..store.groups())
+            .map(|group| store.page_bytes(group))
+            .collect(),
+        state: store.state_bytes(),
+    };
+    let isa = options.isa.resolve()?;
+    let open = || {
+        std::fs::create_dir_all(dir)?;
+        let identity = identity(gguf, model, (options, isa), dir)?;
+        let open = |cache| DiskCache::open(cache, identity, sizes.clone());
+        let disk = cache.map(open).transpose()?;
+        Ok((Some((identity, sizes.clone())), disk.map(Arc::new)))
+    };
+    open().map_err(|source| Error::PromptCache {
+        dir: dir.clone(),
+        source,
+    })
 }
 
 /// Returns the memory that a model takes on a device with `n_pages` KV cache pages.

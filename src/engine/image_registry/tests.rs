@@ -153,3 +153,31 @@ fn texts_alone_turn_by_their_places() {
         .expect("no image");
     assert!(input.rope_positions.is_empty() && input.embedding_inputs().is_empty());
 }
+
+/// Ids are given in order of arrival, which another program need not share.
+#[test]
+fn contents_are_equal_in_all_registries() {
+    let (one, other) = (ImageRegistry::default(), ImageRegistry::default());
+    let register = |images: &ImageRegistry, p| images.register(p).expect("ids are left");
+    let first = register(&one, image(3, 2, 1));
+    let _before = register(&other, image(3, 2, 7));
+    let second = register(&other, image(3, 2, 1));
+    assert_ne!(first.tokens(), second.tokens());
+    for (place, (a, b)) in (0..).zip(first.tokens().zip(second.tokens())) {
+        let content = one.content_of(a).expect("it is held");
+        assert_eq!(content.1, place);
+        assert_eq!(other.content_of(b), Some(content));
+    }
+    // other rows of the same file, as another encoder has them, and another shape of equal rows
+    let content = one.content_of(first.tokens().start);
+    let mut rows = image(3, 2, 1);
+    rows.rows[5] += 1.0;
+    for image in [rows, image(2, 3, 1)] {
+        let images = ImageRegistry::default();
+        let handle = register(&images, image);
+        assert_ne!(images.content_of(handle.tokens().start), content);
+    }
+    let start = first.tokens().start;
+    drop(first);
+    assert_eq!(one.content_of(start), None);
+}

@@ -1,12 +1,16 @@
 //! The KV cache manager: owns the pools of pages of each group of layers, the block tables of
 //! sequences, and the prefix cache of pages that a later text may begin with.
 
+mod persist;
+
 use super::PAGE;
 use super::block_pool::{BlockPool, OutOfPages, PageId};
 use super::block_table::{BlockTable, PageCopy};
 use super::prefix_cache::{NodeId, PrefixKey, PrefixTree};
 use super::sliding_window::Window;
 use super::state_checkpoints::{Checkpoint, StateCheckpoints, StatePool};
+
+pub(crate) use persist::CachedPage;
 
 /// Positions of one sequence, and the pages that hold them. Only [`KvCacheManager::truncate`] frees
 /// pages: dropping a sequence does not.
@@ -412,14 +416,22 @@ impl KvCacheManager {
     /// Evicts the least recently used node that has no user and no child, with its pages of all
     /// groups; returns false if there is none.
     fn evict(&mut self) -> bool {
-        let pools = &self.pools;
-        let is_idle = |pages: &[Option<PageId>]| {
-            let mut both = pools.iter().zip(pages);
-            both.all(|(pool, page)| page.is_none_or(|page| pool.ref_count(page) == 1))
-        };
-        let Some(node) = self.tree.oldest(is_idle) else {
+        let Some(node) = self.tree.oldest(|pages| self.is_idle(pages)) else {
             return false;
         };
+        self.evicted += u64::from(self.tree.pages(node).iter().any(Option::is_some));
+        self.remove(node);
+        true
+    }
+
+    /// Returns whether no sequence uses these pages of a node.
+    fn is_idle(&self, pages: &[Option<PageId>]) -> bool {
+        let mut both = self.pools.iter().zip(pages);
+        both.all(|(pool, page)| page.is_none_or(|page| pool.ref_count(page) == 1))
+    }
+
+    /// Removes a node without children that no sequence uses, and frees its pages.
+    fn remove(&mut self, node: NodeId) {
         let state = self.tree.state(node);
         if let (Some(states), Some(slot)) = (&mut self.states, state) {
             states.release(slot);
@@ -428,8 +440,6 @@ impl KvCacheManager {
         for (pool, page) in self.pools.iter_mut().zip(&pages) {
             page.iter().for_each(|&page| pool.drop_cached(page));
         }
-        self.evicted += u64::from(pages.iter().any(Option::is_some));
-        true
     }
 
     /// Evicts one unused page of a group with a window, from a node that stays for its children;

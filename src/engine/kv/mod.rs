@@ -11,6 +11,7 @@
 mod block_pool;
 mod block_table;
 mod cache_manager;
+mod disk;
 mod prefix_cache;
 mod sliding_window;
 mod state_checkpoints;
@@ -21,7 +22,11 @@ pub use block_pool::OutOfPages;
 pub(crate) use block_pool::PageId;
 pub(crate) use block_table::BlockTable;
 pub use cache_manager::PageCounts;
-pub(crate) use cache_manager::{GroupCopy, KvCacheManager, SequenceKv};
+pub(crate) use cache_manager::{CachedPage, GroupCopy, KvCacheManager, SequenceKv};
+pub(crate) use disk::{
+    Digest, DiskCache, MAX_RUN, MIN_RUN, PageParts, PageSizes, SavedPage, page_digest, root,
+};
+pub use disk::{PromptCacheOptions, PromptCacheStats, SlotError, SlotPages};
 pub(crate) use prefix_cache::PrefixKey;
 pub(crate) use state_checkpoints::{CHECKPOINTS, Checkpoint, DRAFT_WRITES, WRITES};
 

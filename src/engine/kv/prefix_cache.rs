@@ -9,6 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::PAGE;
 use super::block_pool::PageId;
+use super::disk::Digest;
 use super::state_checkpoints::StatePool;
 
 /// Index of a node in the tree's memory.
@@ -17,9 +18,16 @@ pub(super) type NodeId = usize;
 /// Contents of one page: its tokens, and which of them were generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct PageKey {
-    tokens: [u32; PAGE],
+    pub(super) tokens: [u32; PAGE],
     /// Bit i: token i was computed as a generated one.
-    generated: u16,
+    pub(super) generated: u16,
+}
+
+impl PageKey {
+    /// Returns whether one of its tokens was computed as a generated one.
+    pub(crate) fn has_generated(&self) -> bool {
+        self.generated != 0
+    }
 }
 
 const _: () = assert!(PAGE == u16::BITS as usize, "one bit for each position");
@@ -63,6 +71,8 @@ struct Node {
     pages: Box<[Option<PageId>]>,
     /// State of recurrent layers at its end, if that is cached.
     state: Option<PageId>,
+    /// Digest that names it on disk, once it is known.
+    digest: Option<Box<Digest>>,
     children: HashMap<PageKey, NodeId>,
     /// Time of its last use, as a count of uses in the tree.
     used: u64,
@@ -156,6 +166,7 @@ impl PrefixTree {
             key,
             pages: pages.into(),
             state: None,
+            digest: None,
             children: HashMap::new(),
             used: self.now,
         };
@@ -172,6 +183,17 @@ impl PrefixTree {
         }
         self.leaves.insert((self.now, id));
         id
+    }
+
+    /// Returns the tokens of a node, and its digest if that is known.
+    pub(super) fn contents(&self, id: NodeId) -> (&PageKey, Option<&Digest>) {
+        let node = self.node(id);
+        (&node.key, node.digest.as_deref())
+    }
+
+    /// Records the digest of a node.
+    pub(super) fn set_digest(&mut self, id: NodeId, digest: Digest) {
+        self.node_mut(id).digest = Some(Box::new(digest));
     }
 
     /// Returns the state of recurrent layers at the end of a node.
@@ -205,6 +227,18 @@ impl PrefixTree {
     pub(super) fn oldest(&self, is_idle: impl Fn(&[Option<PageId>]) -> bool) -> Option<NodeId> {
         let mut leaves = self.leaves.iter().map(|&(_, node)| node);
         leaves.find(|&node| is_idle(self.pages(node)))
+    }
+
+    /// Returns whether pages follow a node.
+    pub(super) fn has_children(&self, id: NodeId) -> bool {
+        !self.node(id).children.is_empty()
+    }
+
+    /// Returns the pages after a node that have generated tokens.
+    pub(super) fn generated_children(&self, id: NodeId) -> Vec<NodeId> {
+        let children = self.node(id).children.iter();
+        let generated = children.filter(|(key, _)| key.has_generated());
+        generated.map(|(_, &child)| child).collect()
     }
 
     /// Removes a node without children; returns its pages.

@@ -2,10 +2,26 @@
 //! of them; when pages run out, the newest running request is preempted.
 
 use super::Scheduler;
-use super::sequence::{self, Sequence, State, StepPlan};
+use super::sequence::{self, RequestId, Sequence, State, StepPlan};
 use crate::kv::{KvCacheManager, PAGE};
 
 impl Scheduler {
+    /// Returns the requests that may begin in the next prefill step and were not returned before:
+    /// those whose pages to look for on disk.
+    pub(crate) fn to_look_up(&mut self) -> Vec<RequestId> {
+        let places = self.settings.sequences.saturating_sub(self.running());
+        let may_begin = |sequence: &&mut Sequence| {
+            sequence.state != State::Running && sequence.id == sequence.group
+        };
+        let next = self.sequences.iter_mut().filter(may_begin).take(places);
+        let new = next.filter(|sequence| !sequence.wants_all && !sequence.is_looked_up);
+        let look_up = |sequence: &mut Sequence| {
+            sequence.is_looked_up = true;
+            sequence.id
+        };
+        new.map(look_up).collect()
+    }
+
     /// Lets a request run that does not, if it may. `is_open` becomes false if there is no place or
     /// no room: then no newer request may begin either, or this one would wait for ever.
     pub(super) fn may_run(

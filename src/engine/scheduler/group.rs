@@ -125,6 +125,8 @@ impl Scheduler {
         for sequence in &mut self.sequences[all] {
             kv_cache.truncate(&mut sequence.kv, 0);
             sequence.state = State::Preempted;
+            // its pages may be evicted before it runs again
+            sequence.is_looked_up = false;
         }
         plan.retract(self.sequences[at].group);
         self.has_preempted = true;

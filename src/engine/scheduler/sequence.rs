@@ -66,6 +66,8 @@ pub(crate) struct Sequence {
     pub(super) kv: SequenceKv,
     pub(super) state: State,
     pub(super) reused: Reused,
+    /// The disk was asked for its pages.
+    pub(super) is_looked_up: bool,
 }
 
 impl Sequence {
@@ -88,6 +90,7 @@ impl Sequence {
             kv: SequenceKv::default(),
             state: State::Waiting,
             reused: Reused::default(),
+            is_looked_up: false,
         }
     }
 
@@ -225,12 +228,17 @@ impl Sequence {
     /// computed: its outputs choose the next one. A beam adopts tokens of the prompt alone: other
     /// beams go on from there.
     pub(super) fn adopt(&mut self, kv_cache: &mut KvCacheManager, reuse_generated: bool) -> usize {
-        let end = match self.width {
-            1 => self.tokens.len() - 1,
-            _ => self.n_prompt.min(self.tokens.len() - 1),
-        };
+        let end = self.adoptable();
         let key = prefix_key(&self.tokens, self.n_prompt, &self.salt, reuse_generated);
         kv_cache.adopt(&mut self.kv, &key, end)
+    }
+
+    /// Returns the number of its tokens that may come from the cache.
+    pub(crate) fn adoptable(&self) -> usize {
+        match self.width {
+            1 => self.tokens.len() - 1,
+            _ => self.n_prompt.min(self.tokens.len() - 1),
+        }
     }
 
     /// Adds its full pages to the prefix cache.
@@ -240,7 +248,7 @@ impl Sequence {
     }
 
     /// Describes what its pages hold.
-    pub(super) fn prefix_key(&self, reuse_generated: bool) -> PrefixKey<'_> {
+    pub(crate) fn prefix_key(&self, reuse_generated: bool) -> PrefixKey<'_> {
         prefix_key(&self.tokens, self.n_prompt, &self.salt, reuse_generated)
     }
 }

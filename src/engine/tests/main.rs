@@ -12,6 +12,7 @@ mod generate;
 mod goldens;
 mod logits;
 mod mtp;
+mod prompt_cache;
 mod ranks;
 mod rerank;
 mod sampler;
