@@ -122,6 +122,9 @@ pub(super) fn any_engine_with_draft(
         // those that were asked for are the target's
         cpu_experts: CpuExperts::default(),
         keep_hidden: false,
+        // files hold pages of the target alone
+        prompt_cache: None,
+        slot_dir: None,
         ..options
     };
     let draft = shown(|sink| Engine::load(&draft, &options, sink))?;

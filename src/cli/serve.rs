@@ -105,6 +105,10 @@ struct ListenArgs {
     /// Show them (the default)
     #[arg(long, hide = true, conflicts_with = "no_slots")]
     slots: bool,
+    /// Folder for files of slots, which POST /slots/ID?action=save|restore writes and reads
+    /// [default: none]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    slot_save_path: Option<PathBuf>,
     /// Maximum number of waiting requests; more are refused
     #[arg(long, value_name = "N", default_value_t = 128)]
     queue: u16,
@@ -190,7 +194,7 @@ pub(super) fn run(args: &ServeArgs) -> Result<Exit, Failure> {
 fn one(args: &ServeArgs, options: &mut Options) -> Result<(Models, (String, String)), Failure> {
     let served = &args.served;
     served.check()?;
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(Shared::new(None, args.listen.slot_save_path.clone()));
     let (loaded, context) = served.load(&shared)?;
     let engine = &loaded.engine;
     let reason = context::reason_of(engine, &context);
@@ -220,7 +224,9 @@ fn several(args: &ServeArgs, options: &mut Options) -> Result<(Models, (String, 
         let what = "--models: expected one process, not several ranks";
         return Err(Failure::Usage(what.to_owned()));
     }
-    let (models, served) = args.models.models(&args.given)?;
+    let (models, served) = args
+        .models
+        .models(&args.given, args.listen.slot_save_path.clone())?;
     for model in &served {
         let name = model.names.first().map_or("", String::as_str);
         model.args.check().map_err(|failure| failure.of(name))?;
@@ -246,6 +252,7 @@ fn options(args: &ServeArgs) -> Result<Options, Failure> {
         image_hosts: args.fetch.fetch_images.clone(),
         media_folder: args.fetch.media_path.clone(),
         slots: !listen.no_slots,
+        slot_folder: listen.slot_save_path.clone(),
         origins: listen.cors_origin.clone(),
         allowed_hosts: listen.allow_host.clone(),
         prefix: listen.api_prefix.clone().unwrap_or_default(),

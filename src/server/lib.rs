@@ -88,6 +88,8 @@ pub struct Options {
     pub media_folder: Option<PathBuf>,
     /// Whether `/slots` shows the running requests.
     pub slots: bool,
+    /// Folder for the files of slots, for `POST /slots/{id}`.
+    pub slot_folder: Option<PathBuf>,
     /// Whether metrics are also exported under vLLM's names.
     pub vllm_names: bool,
     /// Secret for generated ids, so that they cannot be guessed.
@@ -112,6 +114,7 @@ impl Default for Options {
             image_hosts: Vec::new(),
             media_folder: None,
             slots: true,
+            slot_folder: None,
             vllm_names: false,
             secret: random(),
         }

@@ -1,6 +1,8 @@
 //! `/metrics`: under our own names, and also under vLLM's, for routers and autoscalers that read
 //! those.
 
+mod disk;
+
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
@@ -182,6 +184,7 @@ impl Metrics {
         }
         our_gauges(&mut registry, &loaded);
         our_counters(&mut registry, &loaded);
+        disk::register(&mut registry, &loaded);
         of_models(&mut registry, &loads, models.peak());
         let mut text = String::new();
         encode(&mut text, &registry)?;

@@ -157,6 +157,11 @@ pub(crate) fn check_length(app: &App, tokens: &[u32]) -> Result<(), ApiError> {
     Ok(())
 }
 
+/// Returns the slot that a request names, whose pages can be saved.
+pub(crate) fn slot(fields: &Fields<'_>) -> Result<Option<usize>, ApiError> {
+    Ok(fields.limit("id_slot", 0)?.flatten())
+}
+
 /// Returns the salt that separates this request's cached prompts from others': its own salt, and
 /// its API key if there are several.
 pub(crate) fn salt(fields: &Fields<'_>, key: Option<&str>) -> Result<Option<String>, ApiError> {

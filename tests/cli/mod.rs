@@ -24,6 +24,7 @@ mod nodes;
 mod options;
 mod outputs;
 mod perplexity;
+mod prompt_cache;
 mod quant_report;
 mod quantize;
 #[path = "../../tools/xtask/src/busy/quota.rs"]

@@ -1,6 +1,6 @@
 //! `octavo serve` as a program: its messages and its end.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -50,7 +50,12 @@ impl Serving {
 
     /// Sends a POST request with a body, or a GET request without one.
     pub(super) fn send(&self, path: &str, body: Option<&str>) -> TcpStream {
-        let mut stream = TcpStream::connect(&self.address).expect("it listens");
+        self.try_send(path, body).expect("it listens and reads")
+    }
+
+    /// Does the same for a server that may be gone.
+    pub(super) fn try_send(&self, path: &str, body: Option<&str>) -> io::Result<TcpStream> {
+        let mut stream = TcpStream::connect(&self.address)?;
         let method = if body.is_some() { "POST" } else { "GET" };
         let body = body.unwrap_or_default();
         let request = format!(
@@ -59,8 +64,22 @@ impl Serving {
             self.address,
             body.len()
         );
-        stream.write_all(request.as_bytes()).expect("it reads");
-        stream
+        stream.write_all(request.as_bytes())?;
+        Ok(stream)
+    }
+
+    /// Kills it, without a chance to do anything.
+    pub(super) fn kill_now(&self) {
+        let id = self.child.id().to_string();
+        let killed = Command::new("kill").args(["-KILL", &id]).status();
+        assert!(killed.expect("kill runs").success());
+    }
+
+    /// Kills it and waits for its end.
+    pub(super) fn kill(mut self) {
+        // it may have ended
+        let _ = self.child.kill();
+        self.child.wait().expect("it has ended");
     }
 
     pub(super) fn terminate(&self) {

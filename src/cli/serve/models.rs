@@ -88,12 +88,17 @@ impl ModelsArgs {
         seconds.map(Duration::from_secs)
     }
 
-    /// Returns the models, none of them loaded, with the options `given` on the command line.
-    pub(super) fn models(&self, given: &Given) -> Result<(Models, Vec<Arc<ServedModel>>), Failure> {
+    /// Returns the models, none of them loaded, with the options `given` on the command line and a
+    /// folder for files of slots.
+    pub(super) fn models(
+        &self,
+        given: &Given,
+        slot_dir: Option<PathBuf>,
+    ) -> Result<(Models, Vec<Arc<ServedModel>>), Failure> {
         let free = octavo_engine::free_memory();
         let memory = self.models_memory.or(free.map(|bytes| bytes / 4 * 3));
         // as of a single model, whose cache gets a quarter of the free memory
-        let shared = Arc::new(Shared::new(memory.map(|bytes| bytes / 4)));
+        let shared = Arc::new(Shared::new(memory.map(|bytes| bytes / 4), slot_dir));
         let mut all = Vec::new();
         for source in &self.models {
             let found = match source {

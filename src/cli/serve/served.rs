@@ -1,10 +1,12 @@
 //! Options of one served model, and loading it by them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::Args;
-use octavo_engine::{BatchOptions, Context, EngineOptions, ModelSource, kv_bytes};
+use octavo_engine::{
+    BatchOptions, Context, EngineOptions, ModelSource, PromptCacheOptions, kv_bytes,
+};
 use octavo_kernels::{PAGE_POSITIONS, SharedPool};
 use octavo_model::Hparams;
 use octavo_server::{LoadedModel, ModelOptions};
@@ -89,6 +91,15 @@ struct SchedulingArgs {
     /// Disable prefix caching: prefill every prompt from its beginning
     #[arg(long)]
     no_cache_prompt: bool,
+    /// Folder that keeps the KV cache of prompts on disk, beyond restarts and beyond memory;
+    /// several servers may share it [default: none]
+    #[arg(long, value_name = "DIR", value_hint = clap::ValueHint::DirPath)]
+    #[arg(conflicts_with = "no_cache_prompt")]
+    prompt_cache: Option<PathBuf>,
+    /// Maximum size of that folder; the least recently used files are deleted
+    #[arg(long, value_name = "SIZE", value_parser = values::size, default_value = "8G")]
+    #[arg(requires = "prompt_cache")]
+    prompt_cache_size: u64,
     /// Reuse the KV cache of generated tokens in later prompts, without prefilling them again:
     /// faster in chats, but texts then depend on earlier requests
     #[arg(long)]
@@ -103,13 +114,16 @@ pub(super) struct Shared {
     pool: Mutex<Option<(SharedPool, usize)>>,
     /// Largest KV cache in bytes of a model whose options do not set it.
     max_kv: Option<u64>,
+    /// Folder for files of slots, if there is one.
+    slot_dir: Option<PathBuf>,
 }
 
 impl Shared {
-    /// Creates it, with this limit of KV caches.
-    pub(super) fn new(max_kv: Option<u64>) -> Shared {
+    /// Creates it, with this limit of KV caches and this folder for files of slots.
+    pub(super) fn new(max_kv: Option<u64>, slot_dir: Option<PathBuf>) -> Shared {
         Shared {
             max_kv,
+            slot_dir,
             ..Shared::default()
         }
     }
@@ -215,6 +229,14 @@ impl ServedArgs {
         let scheduling = &self.scheduling;
         let mut options = self.compute.options()?;
         options.sessions = scheduling.parallel.into();
+        options.prompt_cache = scheduling
+            .prompt_cache
+            .clone()
+            .map(|dir| PromptCacheOptions {
+                dir,
+                max_bytes: scheduling.prompt_cache_size,
+            });
+        options.slot_dir = shared.slot_dir.clone();
         let gguf = load::source_quietly(&self.model)?.open(true)?;
         let hparams = Hparams::from_gguf(&gguf)?;
         let context = Context::of(&gguf, &options)?;

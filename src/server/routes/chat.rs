@@ -26,7 +26,7 @@ use crate::http::json_response;
 use crate::images;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
 use crate::progress::Progress;
-use crate::prompt::{check_bytes, salt};
+use crate::prompt::{check_bytes, salt, slot};
 use crate::server::now;
 use crate::sse;
 use crate::wire::{self, Usage};
@@ -202,10 +202,8 @@ pub(crate) fn prepare(
         tools: takes_tools,
         reasoning: fields.str("reasoning_format")? != Some("none"),
     };
-    let calls = demanded
-        .as_ref()
-        .and_then(|demanded| demanded.demand.calls.as_ref());
-    let is_strict = calls.is_some_and(|calls| calls.required);
+    let calls = |demanded: &Demanded| Some(demanded.demand.calls.as_ref()?.required);
+    let is_strict = demanded.as_ref().and_then(calls) == Some(true);
     // in some vocabularies the markers of calls or reasoning are control tokens
     let parser = AnswerParser::new(source, "", wants);
     let verbose = verbose(app, &fields, &rendered.prompt, &options)?;
@@ -215,6 +213,7 @@ pub(crate) fn prepare(
             n,
             task,
             salt: salt(&fields, caller.salt())?,
+            slot: slot(&fields)?,
             images,
             ..Request::new(&prompt, &options)
         },

@@ -24,7 +24,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{Next, from_fn, map_response};
 use axum::response::IntoResponse;
 use axum::routing::{MethodRouter, get, post};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::auth::{self, Caller};
@@ -140,6 +140,7 @@ pub(crate) fn router(server: &Arc<Server>) -> Router {
         )
         .route("/props", shows_model(server, native::props))
         .route("/slots", shows_model(server, native::slots))
+        .route("/slots/{id}", acts_on_slot(server))
         .route("/cache", shows_model(server, native::cache))
         .route("/models/load", orders(server, models::load))
         .route("/models/unload", orders(server, models::unload))
@@ -407,6 +408,36 @@ where
         };
         answer.await.into_response()
     })
+}
+
+/// Routes actions on a slot of the model that the query or the body names.
+fn acts_on_slot(server: &Arc<Server>) -> MethodRouter {
+    let server = Arc::clone(server);
+    post(
+        move |id: Result<Path<String>, PathRejection>, request: Request| async move {
+            let answer = async {
+                // bytes that are not UTF-8 are no number either
+                let id = id.map_or_else(|_| String::new(), |Path(id)| id);
+                let caller = check(&server, Guard::Key, &request)?;
+                let (action, name) = (field(&request, "action"), field(&request, "model"));
+                let body = match action.as_deref() {
+                    // it takes none
+                    Some("erase") => Value::Object(Map::new()),
+                    _ => read_json(request, server.options.max_body).await?,
+                };
+                let name = name.as_deref().or_else(|| named_in(&body));
+                let hold = Hold {
+                    loads: server.registry.limits.autoload,
+                    uses: true,
+                };
+                let app = server
+                    .hold(server.registry.find(name, |name| name)?, hold)
+                    .await?;
+                native::act_on_slot(app, caller, (id, action), body).await
+            };
+            answer.await.into_response()
+        },
+    )
 }
 
 /// Handles requests about what the path names.

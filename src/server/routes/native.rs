@@ -3,6 +3,7 @@
 
 mod infill;
 pub(crate) mod settings;
+mod slots;
 mod state;
 mod tokens;
 
@@ -24,11 +25,12 @@ use crate::http::json_response;
 use crate::images;
 use crate::params::{self, Dialect};
 use crate::progress::Progress;
-use crate::prompt::{MAX_PROMPTS, Prompt, check_length, salt};
+use crate::prompt::{MAX_PROMPTS, Prompt, check_length, salt, slot};
 use crate::sse::{self, Message, Writer};
 use crate::wire;
 use crate::work::{Choice, Update, Work};
 pub(crate) use infill::{infill, infill_route};
+pub(crate) use slots::act as act_on_slot;
 pub(crate) use state::{cache, props, slots};
 pub(crate) use tokens::{detokenize, tokenize, tokenizer_info};
 
@@ -107,11 +109,12 @@ fn prepare(
     options.logprobs = fields.count("n_probs", 0, 100)?.filter(|n| *n > 0);
     options.logprobs_after_sampling = fields.bool("post_sampling_probs")?.unwrap_or(false);
     let stream = fields.bool("stream")?.unwrap_or(false);
-    let salt = salt(fields, caller.salt())?;
+    let (salt, slot) = (salt(fields, caller.salt())?, slot(fields)?);
     let request = |prompt: &Prompt| -> Result<Request, ApiError> {
         check_length(app, &prompt.tokens)?;
         Ok(Request {
             salt: salt.clone(),
+            slot,
             images: prompt.images.clone(),
             ..Request::new(&prompt.tokens, &options)
         })

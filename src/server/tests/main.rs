@@ -23,6 +23,7 @@ mod page_text;
 mod reasoning;
 mod rerank;
 mod sharing;
+mod slots;
 mod stored;
 mod tabs;
 mod watching;

@@ -109,11 +109,24 @@ pub(crate) async fn cache(app: Arc<App>) -> Result<Response<Body>, ApiError> {
             "generated": request.generated,
         })
     });
-    Ok(json_response(&json!({
+    let mut state = json!({
         "pages_total": pages.free + pages.cached + pages.used,
         "pages_free": pages.free,
         "pages_cached": pages.cached,
         "page_positions": octavo_engine::PAGE_POSITIONS,
         "requests": requests.collect::<Vec<_>>(),
-    })))
+    });
+    if let Some(disk) = snapshot.disk {
+        state["disk"] = json!({
+            "files": disk.files,
+            "bytes": disk.bytes,
+            "restored_tokens": disk.restored_tokens,
+            "saved_pages": disk.saved_pages,
+            "dropped_pages": disk.dropped_pages,
+            "damaged_files": disk.damaged_files,
+            "failures": disk.failures,
+            "last_failure": disk.last_failure,
+        });
+    }
+    Ok(json_response(&state))
 }
