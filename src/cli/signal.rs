@@ -43,8 +43,12 @@ impl Serving {
     }
 }
 
-/// Does the same as [`install`] for a server: once it serves, the first two signals call `stop`.
-pub(super) fn install_serving(stop: impl Fn() + Send + 'static) -> Result<Serving, Failure> {
+/// Does the same as [`install`] for a server: once it serves, the first two signals call `stop`,
+/// and SIGHUP calls `reload` if there is something to read again.
+pub(super) fn install_serving(
+    stop: impl Fn() + Send + 'static,
+    reload: Option<impl Fn() + Send + 'static>,
+) -> Result<Serving, Failure> {
     let is_serving = std::sync::Arc::new(AtomicBool::new(false));
     let serving = Serving(std::sync::Arc::clone(&is_serving));
     let left = std::sync::atomic::AtomicU32::new(2);
@@ -61,12 +65,22 @@ pub(super) fn install_serving(stop: impl Fn() + Send + 'static) -> Result<Servin
     };
     #[cfg(unix)]
     {
+        let is_serving = std::sync::Arc::clone(&serving.0);
+        let handle = move |code: i32| match &reload {
+            Some(reload) if code == 128 + unix::SIGHUP && is_serving.load(Ordering::SeqCst) => {
+                reload();
+            }
+            _ => handle(code),
+        };
         unix::listen(&[unix::SIGINT, unix::SIGTERM, unix::SIGHUP], handle)?;
         unix::listen(unix::ENDING, |code| end(code))?;
         unix::fail_writes_that_are_too_large()?;
     }
     #[cfg(not(unix))]
-    ctrlc::set_handler(move || handle(130))?;
+    {
+        drop(reload);
+        ctrlc::set_handler(move || handle(130))?;
+    }
     Ok(serving)
 }
 

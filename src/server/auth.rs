@@ -7,6 +7,7 @@ use subtle::ConstantTimeEq;
 
 use crate::Options;
 use crate::error::ApiError;
+use crate::listen::hosts;
 use crate::logging::shown;
 
 /// Header in which OpenAI's packages name the helper that wrote a request.
@@ -106,7 +107,7 @@ pub(crate) fn check_origin(options: &Options, headers: &HeaderMap) -> Result<(),
     };
     let name = name_of(host);
     let is_address = name.parse::<IpAddr>().is_ok();
-    let allowed = ["localhost", &options.host].into_iter();
+    let allowed = ["localhost"].into_iter().chain(hosts(&options.host));
     let mut allowed = allowed.chain(options.allowed_hosts.iter().map(String::as_str));
     if is_address || allowed.any(|own| own == "*" || own.eq_ignore_ascii_case(name)) {
         return Ok(());

@@ -1,7 +1,5 @@
 //! Connections: their number, time limits, and shutdown.
 
-use std::io;
-use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -17,28 +15,26 @@ use futures_util::StreamExt;
 use hyper::body::{Frame, SizeHint};
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use serde_json::Value;
-use socket2::SockRef;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
 use crate::json;
+use crate::listen::{Listeners, Stream};
+use crate::tls::Tls;
 
 /// Largest number of concurrent connections.
 const MAX_CONNECTIONS: usize = 1024;
 
-/// Time limits for the head of a request and for its body.
+/// Time limits for the head of a request, which a TLS handshake has too, and for its body.
 const HEAD_TIME: Duration = Duration::from_secs(10);
 const BODY_TIME: Duration = Duration::from_secs(30);
 
 /// Largest request head, in bytes.
 const MAX_HEAD: usize = 64 << 10;
-
-/// Time without progress after which a client counts as gone.
-const SEND_TIME: Duration = Duration::from_secs(30);
 
 /// Bytes of an unwanted body that are read and discarded, so that the client sees the error.
 const DISCARD: usize = 64 << 20;
@@ -47,14 +43,19 @@ const DISCARD: usize = 64 << 20;
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Accepts connections until `stop` completes; then lets them finish.
-pub(crate) async fn serve(listener: TcpListener, router: Router, stop: impl Future<Output = ()>) {
+pub(crate) async fn serve(
+    listeners: Listeners,
+    tls: Option<Tls>,
+    router: Router,
+    stop: impl Future<Output = ()>,
+) {
     let graceful = GracefulShutdown::new();
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut stop = pin!(stop);
     loop {
         let stream = tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
+            accepted = listeners.accept() => match accepted {
+                Ok(stream) => stream,
                 Err(_) => {
                     // e.g. out of file descriptors: others must be closed first
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -64,41 +65,48 @@ pub(crate) async fn serve(listener: TcpListener, router: Router, stop: impl Futu
             () = &mut stop => break,
         };
         let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
-            tokio::spawn(turn_away(stream));
+            // the answer would take a handshake
+            if tls.is_none() {
+                tokio::spawn(turn_away(stream));
+            }
             continue;
         };
-        prepare(&stream);
-        let service = TowerToHyperService::new(router.clone());
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIME)
-            .max_buf_size(MAX_HEAD)
-            .half_close(false)
-            .serve_connection(TokioIo::new(stream), service);
-        let connection = graceful.watch(connection);
+        let (watcher, router) = (graceful.watcher(), router.clone());
+        let acceptor = tls.as_ref().map(Tls::acceptor);
         tokio::spawn(async move {
-            // an error is the client's: the connection is gone
-            let _ = connection.await;
+            match acceptor {
+                None => converse(stream, router, watcher).await,
+                Some(acceptor) => {
+                    let handshake = tokio::time::timeout(HEAD_TIME, acceptor.accept(stream));
+                    // an error is the client's
+                    if let Ok(Ok(stream)) = handshake.await {
+                        converse(stream, router, watcher).await;
+                    }
+                }
+            }
             drop(place);
         });
     }
-    drop(listener);
+    drop(listeners);
     let _ = tokio::time::timeout(FAREWELL, graceful.shutdown()).await;
 }
 
-/// Sends small writes at once (no Nagle), and drops clients that stop receiving.
-fn prepare(stream: &TcpStream) {
-    // both are optional: without them the server is only less prompt
-    let _ = stream.set_nodelay(true);
-    let socket = SockRef::from(stream);
-    let _ = socket.set_keepalive(true);
-    #[cfg(target_os = "linux")]
-    let _ = socket.set_tcp_user_timeout(Some(SEND_TIME));
-    #[cfg(not(target_os = "linux"))]
-    let _ = (socket, SEND_TIME);
+/// Answers the requests of a connection.
+async fn converse<S>(stream: S, router: Router, watcher: Watcher)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIME)
+        .max_buf_size(MAX_HEAD)
+        .half_close(false)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    // an error is the client's: the connection is gone
+    let _ = watcher.watch(connection).await;
 }
 
-async fn turn_away(mut stream: TcpStream) {
+async fn turn_away(mut stream: Stream) {
     use tokio::io::AsyncWriteExt;
     let body = ApiError::unavailable("too many connections")
         .to_json()
@@ -217,14 +225,4 @@ async fn discard(body: Body) {
 pub(crate) fn json_response(value: &Value) -> Response<Body> {
     let headers = [(header::CONTENT_TYPE, "application/json")];
     (headers, value.to_string()).into_response()
-}
-
-/// Opens a port.
-///
-/// # Errors
-/// If it is in use, or may not be opened.
-pub(crate) async fn listen(host: &str, port: u16) -> io::Result<(TcpListener, SocketAddr)> {
-    let listener = TcpListener::bind((host, port)).await?;
-    let address = listener.local_addr()?;
-    Ok((listener, address))
 }

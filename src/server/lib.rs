@@ -11,6 +11,7 @@ mod fields;
 mod http;
 mod images;
 mod json;
+mod listen;
 mod local;
 mod logging;
 mod metrics;
@@ -25,10 +26,10 @@ mod routes;
 mod server;
 mod sse;
 mod stored;
+mod tls;
 mod wire;
 mod work;
 
-use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,10 +43,13 @@ use octavo_vision::EncoderCache;
 use tokio::sync::watch;
 
 pub use fetch::{HostError, ImageHost};
+use listen::Listeners;
+pub use listen::{Address, ListenError, OpenedSocket, check_listen, socket_path};
 pub use local::{LocalAnswer, LocalChats, RequestError};
 pub use logging::{LogEvent, LogSink, RequestRecord};
 pub use models::{LoadedModel, ModelEntry, ModelLimits, ModelLoader, Models};
 use server::Server;
+pub use tls::{Tls, TlsError};
 
 /// Idle time before a blocking thread ends. The allocator retains the memory that a thread freed
 /// until the thread ends.
@@ -57,10 +61,15 @@ pub(crate) const FINGERPRINT: &str = concat!("octavo-", env!("CARGO_PKG_VERSION"
 /// Server options.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Address or name to listen on.
+    /// Address or name to listen on, or the path of a Unix socket ([`socket_path`]); several have
+    /// commas between them.
     pub host: String,
     /// Port; 0 for any free one.
     pub port: u16,
+    /// Sockets to listen on in place of the host and port, if there are any.
+    pub opened: Vec<OpenedSocket>,
+    /// Certificate; without one, connections are not encrypted.
+    pub tls: Option<Tls>,
     /// Whether to refuse requests for other model names.
     pub strict_model: bool,
     /// Accepted API keys; if empty, no key is needed.
@@ -80,7 +89,8 @@ pub struct Options {
     pub drain: Duration,
     /// Requests that may wait besides the running ones; a request with several texts counts once.
     pub queue: usize,
-    /// Whether it listens on a loopback address only. Set at start-up.
+    /// Whether it listens on ports of loopback addresses only, which every user and browser of this
+    /// machine can reach. Set at start-up.
     pub is_local: bool,
     /// Hosts that images given by URL may be fetched from; if empty, none are fetched.
     pub image_hosts: Vec<ImageHost>,
@@ -101,6 +111,8 @@ impl Default for Options {
         Options {
             host: "127.0.0.1".to_owned(),
             port: 8080,
+            opened: Vec::new(),
+            tls: None,
             strict_model: false,
             keys: Vec::new(),
             origins: Vec::new(),
@@ -186,15 +198,8 @@ fn random() -> [u8; 16] {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The address cannot be listened on.
-    #[error("cannot listen on {host}:{port}: {source}")]
-    Listen {
-        /// Address to listen on.
-        host: String,
-        /// Port to listen on.
-        port: u16,
-        /// The system's error.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),
@@ -227,8 +232,8 @@ impl Stop {
     }
 }
 
-/// Serves models until stopped. `ready` receives the address once requests are accepted, and `warn`
-/// receives warnings.
+/// Serves models until stopped. `ready` receives the addresses once requests are accepted, and
+/// `warn` receives warnings.
 ///
 /// # Errors
 /// If the port cannot be opened, or a model that is loaded already cannot be served.
@@ -236,7 +241,7 @@ pub fn serve(
     models: Models,
     mut options: Options,
     stop: &Stop,
-    ready: impl FnOnce(SocketAddr),
+    ready: impl FnOnce(&[Address]),
     warn: &mut dyn FnMut(&str),
 ) -> Result<(), Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -248,16 +253,12 @@ pub fn serve(
         .build()
         .map_err(Error::Thread)?;
     let served = runtime.block_on(async {
-        let listened = http::listen(&options.host, options.port).await;
-        let (listener, address) = listened.map_err(|source| Error::Listen {
-            host: options.host.clone(),
-            port: options.port,
-            source,
-        })?;
-        options.is_local = is_local(address.ip());
-        let drain = options.drain;
+        let listeners = Listeners::open(&options.host, options.port, &options.opened).await?;
+        let addresses = listeners.addresses();
+        options.is_local = listen::is_local(&addresses);
+        let (drain, tls) = (options.drain, options.tls.clone());
         let server = Arc::new(Server::new(models, options, warn)?);
-        ready(address);
+        ready(&addresses);
         let registry = Arc::clone(&server.registry);
         registry.begin();
         let keeper = tokio::spawn(Arc::clone(&registry).keep());
@@ -269,14 +270,10 @@ pub fn serve(
                 () = stop.times(2) => registry.close(Duration::ZERO),
             }
         };
-        http::serve(listener, routes::router(&server), stopped).await;
+        http::serve(listeners, tls, routes::router(&server), stopped).await;
         keeper.abort();
         Ok(())
     });
     runtime.shutdown_timeout(Duration::from_secs(1));
     served
-}
-
-fn is_local(ip: IpAddr) -> bool {
-    ip.is_loopback()
 }

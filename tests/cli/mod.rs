@@ -17,6 +17,8 @@ mod images;
 mod kept;
 mod keys;
 mod lacking;
+#[cfg(unix)]
+mod listening;
 mod llama_options;
 mod messages;
 mod models;

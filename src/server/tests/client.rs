@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use octavo_engine::{Engine, EngineOptions, ModelSource};
 use octavo_fixtures::tiny::File;
-use octavo_server::{LoadedModel, ModelOptions, Models, Options, Stop, serve};
+use octavo_server::{Address, LoadedModel, ModelOptions, Models, Options, Stop, serve};
 use serde_json::Value;
 
 /// Time after which a test counts as hung.
@@ -99,7 +99,10 @@ impl Server {
         let thread = std::thread::spawn({
             let stop = stop.clone();
             move || {
-                let ready = |address| sender.send(address).expect("somebody waits");
+                let ready = |addresses: &[Address]| match addresses {
+                    [Address::Port(address)] => sender.send(*address).expect("somebody waits"),
+                    _ => panic!("{addresses:?}: expected a port"),
+                };
                 serve(models, options, &stop, ready, &mut |_| {}).expect("it serves");
             }
         });

@@ -22,6 +22,7 @@ mod page_looks;
 mod page_text;
 mod reasoning;
 mod rerank;
+mod secure;
 mod sharing;
 mod slots;
 mod stored;
