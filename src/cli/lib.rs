@@ -16,6 +16,7 @@ mod context;
 mod convert;
 mod diff;
 mod embed;
+mod environment;
 mod failure;
 mod feed;
 mod gguf;
@@ -78,7 +79,8 @@ Examples:
 
 MODEL is a GGUF file, a Hugging Face folder (safetensors, plain or AWQ), a model of the hub
 (hf:USER/REPO, hf:USER/REPO:QUANT, hf:USER/REPO/FILE) or an address of a GGUF file.
-Commands that run a model run the built-in demo model if no MODEL is given.";
+Commands that run a model run the built-in demo model if no MODEL is given.
+The environment can set every option: OCTAVO_PORT=8000 is --port 8000.";
 
 /// Run GGUF language models, with numbers that can be checked.
 #[derive(Debug, Parser)]
@@ -260,6 +262,11 @@ fn program(args: impl Iterator<Item = OsString>) -> u8 {
         Ok(args) => args,
         Err(failure) => return failure.report(),
     };
+    let completed = environment::complete(&command, args, environment::value_of);
+    let environment::Completed { args, variables } = match completed {
+        Ok(completed) => completed,
+        Err(line) => return Failure::Usage(line).report(),
+    };
     let parsed = command
         .clone()
         .try_get_matches_from(&args)
@@ -272,7 +279,7 @@ fn program(args: impl Iterator<Item = OsString>) -> u8 {
             }),
         Err(error) => match argv::needed::explain(&command, &args, &error) {
             Some(line) => Err(Failure::Usage(line)),
-            None => return report::usage(&error),
+            None => return report::usage(&error, &variables),
         },
     };
     match result {

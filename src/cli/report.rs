@@ -19,8 +19,9 @@ impl Failure {
     }
 }
 
-/// Reports clap's errors: help and version as they are, a mistake as one line.
-pub(super) fn usage(error: &clap::Error) -> u8 {
+/// Reports clap's errors: help and version as they are, a mistake as one line, with the `variables`
+/// that have set options.
+pub(super) fn usage(error: &clap::Error, variables: &[String]) -> u8 {
     use clap::error::ErrorKind as Kind;
     let text = error.render();
     match error.kind() {
@@ -44,5 +45,9 @@ pub(super) fn usage(error: &clap::Error) -> u8 {
         .map(str::trim)
         .filter(|line| !line.is_empty() && !line.starts_with("tip: to pass "))
         .collect();
-    Failure::Usage(format!("{} (see --help)", facts.join(" "))).report()
+    let of_environment = match variables.is_empty() {
+        true => String::new(),
+        false => format!("; the environment sets {}", variables.join(", ")),
+    };
+    Failure::Usage(format!("{} (see --help{of_environment})", facts.join(" "))).report()
 }

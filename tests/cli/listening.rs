@@ -1,4 +1,4 @@
-//! Where `octavo serve` listens besides ports.
+//! Where `octavo serve` listens besides ports, and options from the environment.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -8,7 +8,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-use super::serve::read;
+use super::serve::{read, serve, serve_in};
 use super::{octavo, stderr};
 
 const REQUEST: &str = "GET /v1/models HTTP/1.1\r\nhost: any.example\r\nconnection: close\r\n\r\n";
@@ -225,4 +225,57 @@ fn a_certificate_is_read_again_on_sighup() {
             stderr(&output)
         );
     }
+}
+
+#[test]
+fn the_environment_sets_options() {
+    let variables = [
+        ("OCTAVO_ALIAS", "nice,fine"),
+        ("OCTAVO_STRICT_MODEL", "1"),
+        ("OCTAVO_PORT", "1"),
+        ("OCTAVO_QUEUE", ""),
+    ];
+    // the port is on the command line
+    let serving = serve_in(&variables, &[]);
+    let models = read(serving.send("/v1/models", None));
+    assert!(
+        models.contains("\"nice\"") && models.contains("\"fine\""),
+        "{models}"
+    );
+    let other = r#"{"model": "other", "prompt": "a", "max_tokens": 1}"#;
+    let answer = read(serving.send("/v1/completions", Some(other)));
+    assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+    serving.terminate();
+    assert_eq!(serving.end().0, Some(0));
+    // and without them
+    let serving = serve(&["--alias", "plain"]);
+    let answer = read(serving.send("/v1/completions", Some(other)));
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    serving.terminate();
+    assert_eq!(serving.end().0, Some(0));
+
+    let run = |name: &str, value: &str, args: &[&str]| {
+        octavo(args).env(name, value).output().expect("it runs")
+    };
+    let asked = ["run", "-p", "1+1=", "-q"];
+    let one = run("OCTAVO_N_PREDICT", "1", &asked);
+    let same = octavo(&[&asked[..], &["-n", "1"]].concat())
+        .output()
+        .expect("it runs");
+    assert!(
+        one.status.success() && one.stdout == same.stdout,
+        "{}",
+        stderr(&one)
+    );
+    let wrong = run("OCTAVO_N_PREDICT", "many", &asked);
+    let says = "the environment sets OCTAVO_N_PREDICT)";
+    assert!(stderr(&wrong).contains(says), "{}", stderr(&wrong));
+    assert_eq!(wrong.status.code(), Some(2));
+    let wrong = run("OCTAVO_ECHO", "perhaps", &asked);
+    let says = "OCTAVO_ECHO: expected 1 or 0, found perhaps";
+    assert!(stderr(&wrong).contains(says), "{}", stderr(&wrong));
+    // no secret in the help
+    let help = run("OCTAVO_API_KEY", "geheim", &["serve", "--help"]);
+    assert!(help.status.success());
+    assert!(!String::from_utf8_lossy(&help.stdout).contains("geheim"));
 }

@@ -4,7 +4,8 @@
 //! `quantize_mix.txt` has one line for each model and target: the number of tensors of each type,
 //! and a digest of all types. It records the output of `llama-quantize --dry-run` (llama.cpp of
 //! October 2026) for these models. To regenerate it:
-//! `OCTAVO_LLAMA_CPP=FOLDER OCTAVO_BLESS=1 cargo test --release -p octavo-analysis quantize_mix`,
+//! `OCTAVO_TEST_LLAMA_CPP=FOLDER OCTAVO_BLESS=1 cargo test --release --workspace --test analysis
+//! quantize_mix`,
 //! where FOLDER has llama-quantize. Where the reference llama.cpp is built, its output is compared
 //! with the file.
 

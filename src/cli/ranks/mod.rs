@@ -35,7 +35,7 @@ const NCCL: &str = "--nccl";
 /// Returns what opens the GPUs of ranks. All ranks have the same arguments, but only the first one
 /// parses them.
 fn open() -> Open {
-    match std::env::args_os().any(|arg| arg == NCCL) {
+    match std::env::args_os().any(|arg| arg == NCCL) || crate::environment::is_on("nccl") {
         true => open_gpu_by_nccl,
         false => open_gpu,
     }

@@ -131,6 +131,12 @@ fn timeout(args: impl Iterator<Item = String>) -> u64 {
             .map(str::to_owned);
         after.or_else(|| args.next())
     });
+    let of_environment = || {
+        crate::environment::value_of(&TIMEOUT[2..])?
+            .into_string()
+            .ok()
+    };
+    let value = value.or_else(of_environment);
     value.and_then(|n| n.parse().ok()).unwrap_or(super::SECONDS)
 }
 
