@@ -4,8 +4,8 @@
 //! `quantize_mix.txt` has one line for each model and target: the number of tensors of each type,
 //! and a digest of all types. It records the output of `llama-quantize --dry-run` (llama.cpp of
 //! October 2026) for these models. To regenerate it:
-//! `OCTAVO_TEST_LLAMA_CPP=FOLDER OCTAVO_BLESS=1 cargo test --release --workspace --test analysis
-//! quantize_mix`,
+//! `OCTAVO_TEST_LLAMA_CPP=FOLDER OCTAVO_TEST_BLESS=1 cargo test --release --workspace
+//! --test analysis quantize_mix`,
 //! where FOLDER has llama-quantize. Where the reference llama.cpp is built, its output is compared
 //! with the file.
 
@@ -264,7 +264,7 @@ fn mixes_are_those_of_llama_quantize() {
             }
         }
     }
-    if program.is_some() && std::env::var_os("OCTAVO_BLESS").is_some() {
+    if program.is_some() && std::env::var_os("OCTAVO_TEST_BLESS").is_some() {
         std::fs::write(&golden, &reference).unwrap();
     }
     let expected = std::fs::read_to_string(&golden).unwrap();

@@ -2,7 +2,7 @@
 //! its own at its end. Also sockets that another process has opened.
 
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,34 +26,22 @@ pub(super) fn passed() -> io::Result<Vec<OpenedSocket>> {
     Ok(sockets)
 }
 
-/// The file of an open socket. Removed when it is dropped, unless another one has its name by then.
-pub(super) struct SocketFile {
-    path: PathBuf,
-    /// Device and number of the file.
-    id: (u64, u64),
-}
+/// The file of a socket. It is removed when this is dropped, which must be after the socket, unless
+/// somebody else listens there by then.
+pub(super) struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if id_of(&self.path).is_ok_and(|id| id == self.id) {
-            // a file that stays is replaced by the next server
-            let _ = std::fs::remove_file(&self.path);
-        }
+        // a file that stays is replaced by the next server
+        let _ = make_room(&self.0);
     }
-}
-
-fn id_of(path: &Path) -> io::Result<(u64, u64)> {
-    let found = std::fs::symlink_metadata(path)?;
-    Ok((found.dev(), found.ino()))
 }
 
 /// Opens a socket. As of any file, the umask decides who may connect.
 pub(super) fn open(path: &Path) -> io::Result<(UnixListener, SocketFile)> {
     make_room(path)?;
     let listener = UnixListener::bind(path)?;
-    let path = path.to_owned();
-    let id = id_of(&path)?;
-    Ok((listener, SocketFile { path, id }))
+    Ok((listener, SocketFile(path.to_owned())))
 }
 
 /// Removes a socket that nobody listens on.
