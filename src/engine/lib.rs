@@ -54,6 +54,7 @@ pub use kv::{
     OutOfPages, PAGE as PAGE_POSITIONS, PageCounts, PromptCacheOptions, PromptCacheStats,
     SlotError, SlotPages,
 };
+pub use octavo_kernels::trim as release_freed_memory;
 pub use octavo_model::Pooling;
 pub use options::{DeviceChoice, EngineOptions, default_batch};
 pub use session::{Logits, LogitsFor, Session};

@@ -96,6 +96,8 @@ pub struct Options {
     pub image_hosts: Vec<ImageHost>,
     /// Folder whose files requests may name as images, by `file://` and a path in it.
     pub media_folder: Option<PathBuf>,
+    /// Folder that keeps stored responses; without one they are in memory only.
+    pub response_store: Option<PathBuf>,
     /// Whether `/slots` shows the running requests.
     pub slots: bool,
     /// Folder for the files of slots, for `POST /slots/{id}`.
@@ -125,6 +127,7 @@ impl Default for Options {
             is_local: true,
             image_hosts: Vec::new(),
             media_folder: None,
+            response_store: None,
             slots: true,
             slot_folder: None,
             vllm_names: false,
@@ -200,6 +203,14 @@ pub enum Error {
     /// The address cannot be listened on.
     #[error(transparent)]
     Listen(#[from] ListenError),
+    /// The folder of stored responses cannot be used.
+    #[error("{}: {source}", path.display())]
+    Store {
+        /// The folder.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
     /// A thread cannot be started.
     #[error("cannot start a thread: {0}")]
     Thread(#[source] std::io::Error),

@@ -5,6 +5,7 @@ mod facts;
 mod lease;
 mod slots;
 mod view;
+mod watch;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -26,6 +27,7 @@ use lease::Waiting;
 pub(crate) use lease::{Hold, Lease};
 use slots::{Job, Phase, State};
 pub(crate) use view::Status;
+pub(crate) use watch::Changes;
 
 /// A model that is served, loaded or not.
 pub(crate) struct Entry {
@@ -344,6 +346,8 @@ impl Registry {
         let registry = Arc::clone(self);
         let spawned = in_thread("unload", move || {
             drop(model);
+            // engines do that when they are idle, and this one is no more
+            octavo_engine::release_freed_memory();
             let mut state = registry.lock();
             state.unloaded(i);
             registry.advance(&mut state);

@@ -53,13 +53,23 @@ impl Server {
         warn: &mut dyn FnMut(&str),
     ) -> Result<Server, Error> {
         let options = Arc::new(options);
+        let responses = match &options.response_store {
+            None => Responses::default(),
+            Some(path) => {
+                let opened = Responses::open(path, options.log.clone(), warn);
+                opened.map_err(|source| Error::Store {
+                    path: path.clone(),
+                    source,
+                })?
+            }
+        };
         let metrics = Arc::new(Metrics::new(options.vllm_names));
         let registry = Registry::new(models, Arc::clone(&options), Arc::clone(&metrics), warn)?;
         Ok(Server {
             options,
             registry: Arc::new(registry),
             metrics,
-            responses: Responses::default(),
+            responses,
             created: now(),
             started: Instant::now(),
             workers: Arc::new(Semaphore::new(WORKERS)),

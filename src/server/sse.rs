@@ -1,5 +1,6 @@
 //! Streamed answers: server-sent events, or lines of JSON.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -25,6 +26,8 @@ pub(crate) enum Message {
     Data(Value),
     /// `event: …` followed by `data: {…}`.
     Named(&'static str, Value),
+    /// A server-sent event as it is sent.
+    Text(Arc<str>),
     /// `data: [DONE]`.
     Done,
 }
@@ -39,8 +42,16 @@ impl Message {
             Message::Named(name, value) => {
                 into.push_str(&format!("event: {name}\ndata: {value}\n\n"));
             }
+            Message::Text(text) => into.push_str(text),
             Message::Done => into.push_str("data: [DONE]\n\n"),
         }
+    }
+
+    /// Returns the message as a server-sent event.
+    pub(crate) fn to_text(&self) -> String {
+        let mut text = String::new();
+        self.encode(Framing::Events, &mut text);
+        text
     }
 }
 

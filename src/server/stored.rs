@@ -1,11 +1,21 @@
-//! Responses that clients can fetch later, or continue by their id: in memory, the oldest forgotten
-//! first.
+//! Responses that clients can fetch later, or continue by their id: in memory, and in a folder if
+//! there is one; the oldest are forgotten first.
+
+mod events;
+mod folder;
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub(crate) use events::EventLog;
+use folder::Folder;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use tokio::task::AbortHandle;
+
+use crate::LogSink;
 
 /// Most responses, and most bytes of all of them.
 const MAX_RESPONSES: usize = 4096;
@@ -22,8 +32,17 @@ pub(crate) struct Stored {
     in_progress: bool,
     /// Stops the work on it, if it runs in the background.
     pub(crate) work: Option<AbortHandle>,
-    /// Salt of the caller: others do not see it.
-    salt: Option<String>,
+    /// Its events, if they can be streamed later.
+    pub(crate) events: Option<Arc<EventLog>>,
+    /// Hash of the caller's salt: others do not see the response.
+    owner: Option<Arc<str>>,
+}
+
+/// Returns a hash of a caller's salt, which is an API key and is written to no file.
+fn owner(salt: Option<&str>) -> Option<Arc<str>> {
+    let digest = Sha256::digest(format!("octavo response {}", salt?));
+    let digits: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    Some(digits.into())
 }
 
 impl Stored {
@@ -34,7 +53,8 @@ impl Stored {
             response: "{}".into(),
             in_progress: false,
             work: None,
-            salt: salt.map(str::to_owned),
+            events: None,
+            owner: owner(salt),
         }
     }
 
@@ -45,6 +65,11 @@ impl Stored {
             in_progress: response["status"] == "in_progress",
             ..self
         }
+    }
+
+    /// Returns the same response with its events.
+    pub(crate) fn streamed(self, events: Option<Arc<EventLog>>) -> Stored {
+        Stored { events, ..self }
     }
 
     /// Returns whether the answer is still being computed.
@@ -69,8 +94,11 @@ impl Stored {
         items
     }
 
+    /// Returns its size; while it is in progress, events are not counted.
     fn bytes(&self) -> usize {
-        self.input.len() + self.response.len()
+        let events = self.events.as_ref().filter(|_| !self.in_progress);
+        let events = events.map_or(0, |events| events.bytes());
+        self.input.len() + self.response.len() + events
     }
 }
 
@@ -92,6 +120,7 @@ pub(crate) struct Responses(Mutex<All>);
 
 #[derive(Default)]
 struct All {
+    folder: Option<Folder>,
     of_id: HashMap<String, Stored>,
     /// Ids, the oldest first.
     order: VecDeque<String>,
@@ -99,6 +128,24 @@ struct All {
 }
 
 impl Responses {
+    /// Opens those of a folder, which keeps them from then on.
+    ///
+    /// # Errors
+    /// If the folder cannot be made, read or written.
+    pub(crate) fn open(
+        path: &Path,
+        log: LogSink,
+        warn: &mut dyn FnMut(&str),
+    ) -> io::Result<Responses> {
+        let (folder, found) = Folder::open(path, log, warn)?;
+        let mut all = All::default();
+        for (id, stored) in found {
+            all.insert(&id, stored);
+        }
+        all.folder = Some(folder);
+        Ok(Responses(Mutex::new(all)))
+    }
+
     fn lock(&self) -> MutexGuard<'_, All> {
         // every method leaves them consistent
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -113,7 +160,7 @@ impl Responses {
     pub(crate) fn get(&self, id: &str, salt: Option<&str>) -> Option<Stored> {
         let all = self.lock();
         let stored = all.of_id.get(id)?;
-        (stored.salt.as_deref() == salt).then(|| stored.clone())
+        (stored.owner == owner(salt)).then(|| stored.clone())
     }
 
     /// Ends the work on a response that is still stored, and returns the response as it is stored
@@ -143,14 +190,17 @@ impl Responses {
     /// Forgets a response of this caller, and stops the work on it; returns whether there was one.
     pub(crate) fn remove(&self, id: &str, salt: Option<&str>) -> bool {
         let mut all = self.lock();
-        let is_own = |stored: &Stored| stored.salt.as_deref() == salt;
+        let is_own = |stored: &Stored| stored.owner == owner(salt);
         all.of_id.get(id).is_some_and(is_own) && all.remove(id)
     }
 }
 
 impl All {
     fn insert(&mut self, id: &str, stored: Stored) {
-        self.remove(id);
+        self.forget(id);
+        if let Some(folder) = &self.folder {
+            folder.write(id, &stored);
+        }
         self.bytes += stored.bytes();
         self.of_id.insert(id.to_owned(), stored);
         self.order.push_back(id.to_owned());
@@ -163,11 +213,24 @@ impl All {
     }
 
     fn remove(&mut self, id: &str) -> bool {
+        let is_there = self.forget(id);
+        if let Some(folder) = self.folder.as_ref().filter(|_| is_there) {
+            folder.remove(id);
+        }
+        is_there
+    }
+
+    /// Forgets a response, but for its file.
+    fn forget(&mut self, id: &str) -> bool {
         let Some(stored) = self.of_id.remove(id) else {
             return false;
         };
         if let Some(work) = &stored.work {
             work.abort();
+        }
+        if let Some(events) = &stored.events {
+            // their size is not to change any more
+            events.end();
         }
         self.bytes -= stored.bytes();
         self.order.retain(|own| own != id);

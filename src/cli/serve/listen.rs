@@ -57,6 +57,10 @@ pub(super) struct ListenArgs {
     /// autoscalers that read those
     #[arg(long, value_name = "NAME", value_enum, default_value_t = MetricsPrefix::Octavo)]
     metrics_prefix: MetricsPrefix,
+    /// Folder that keeps the responses of /v1/responses, so that they survive the server: the last
+    /// 4096 of them, or 256 MiB [default: they are in memory only]
+    #[arg(long, value_name = "FOLDER", value_hint = clap::ValueHint::DirPath)]
+    response_store: Option<PathBuf>,
     /// Do not show the running requests at /slots
     #[arg(long)]
     no_slots: bool,
@@ -96,6 +100,7 @@ impl ListenArgs {
             tls: self.tls()?,
             strict_model: self.strict_model,
             keys: keys(self)?,
+            response_store: self.response_store.clone(),
             slots: !self.no_slots,
             slot_folder: self.slot_save_path.clone(),
             origins: self.cors_origin.clone(),

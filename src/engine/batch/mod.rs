@@ -163,6 +163,7 @@ impl Batch {
                 pages: sequence.kv().n_pages(),
                 tokens: sequence.kv().len(),
                 prompt_tokens: sequence.n_prompt(),
+                cached: sequence.reused().cached,
                 generated: branch.generated(),
             }
         };

@@ -324,6 +324,8 @@ pub struct RequestView {
     pub tokens: usize,
     /// Tokens of its prompt.
     pub prompt_tokens: usize,
+    /// Tokens of its prompt that were in the cache.
+    pub cached: usize,
     /// Tokens generated.
     pub generated: usize,
 }

@@ -11,6 +11,7 @@ pub(crate) mod native;
 pub(crate) mod ollama;
 pub(crate) mod rerank;
 pub(crate) mod responses;
+mod slots;
 mod status;
 
 use std::pin::Pin;
@@ -24,7 +25,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use axum::middleware::{Next, from_fn, map_response};
 use axum::response::IntoResponse;
 use axum::routing::{MethodRouter, get, post};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::app::App;
 use crate::auth::{self, Caller};
@@ -140,8 +141,9 @@ pub(crate) fn router(server: &Arc<Server>) -> Router {
         )
         .route("/props", shows_model(server, native::props))
         .route("/slots", shows_model(server, native::slots))
-        .route("/slots/{id}", acts_on_slot(server))
+        .route("/slots/{id}", slots::acts_on_slot(server))
         .route("/cache", shows_model(server, native::cache))
+        .route("/models/sse", shows(server, Guard::Key, models::changes))
         .route("/models/load", orders(server, models::load))
         .route("/models/unload", orders(server, models::unload))
         .route("/ready", shows(server, Guard::Open, status::ready))
@@ -366,10 +368,23 @@ fn autoload(request: &Request) -> Option<bool> {
 
 /// Returns a field of a request's query.
 fn field(request: &Request, name: &str) -> Option<String> {
-    let query = request.uri().query()?;
-    let mut fields = url::form_urlencoded::parse(query.as_bytes());
-    let found = fields.find(|(own, _)| own == name);
-    found.map(|(_, value)| value.into_owned())
+    Query::of(request).field(name)
+}
+
+/// The query of a request.
+pub(crate) struct Query(Option<String>);
+
+impl Query {
+    fn of(request: &Request) -> Query {
+        Query(request.uri().query().map(str::to_owned))
+    }
+
+    /// Returns a field.
+    pub(crate) fn field(&self, name: &str) -> Option<String> {
+        let mut fields = url::form_urlencoded::parse(self.0.as_deref()?.as_bytes());
+        let found = fields.find(|(own, _)| own == name);
+        found.map(|(_, value)| value.into_owned())
+    }
 }
 
 /// Routes GET requests about the server.
@@ -391,53 +406,30 @@ where
 /// Routes GET requests about the model that the query names. They do not count as use of it.
 fn shows_model<F, R>(server: &Arc<Server>, handler: F) -> MethodRouter
 where
-    F: Fn(Arc<App>) -> R + Clone + Send + Sync + 'static,
+    F: Fn(Arc<App>, Query) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<Response<Body>, ApiError>> + Send,
 {
     let server = Arc::clone(server);
     get(move |request: Request| async move {
         let answer = async move {
             check(&server, Guard::Key, &request)?;
+            let query = Query::of(&request);
             let name = field(&request, "model");
             let i = server.registry.find(name.as_deref(), |name| name)?;
             let hold = Hold {
                 loads: autoload(&request).unwrap_or(server.registry.limits.autoload),
                 uses: false,
             };
-            handler(server.hold(i, hold).await?).await
+            handler(server.hold(i, hold).await?, query).await
         };
         answer.await.into_response()
     })
 }
 
-/// Routes actions on a slot of the model that the query or the body names.
-fn acts_on_slot(server: &Arc<Server>) -> MethodRouter {
-    let server = Arc::clone(server);
-    post(
-        move |id: Result<Path<String>, PathRejection>, request: Request| async move {
-            let answer = async {
-                // bytes that are not UTF-8 are no number either
-                let id = id.map_or_else(|_| String::new(), |Path(id)| id);
-                let caller = check(&server, Guard::Key, &request)?;
-                let (action, name) = (field(&request, "action"), field(&request, "model"));
-                let body = match action.as_deref() {
-                    // it takes none
-                    Some("erase") => Value::Object(Map::new()),
-                    _ => read_json(request, server.options.max_body).await?,
-                };
-                let name = name.as_deref().or_else(|| named_in(&body));
-                let hold = Hold {
-                    loads: server.registry.limits.autoload,
-                    uses: true,
-                };
-                let app = server
-                    .hold(server.registry.find(name, |name| name)?, hold)
-                    .await?;
-                native::act_on_slot(app, caller, (id, action), body).await
-            };
-            answer.await.into_response()
-        },
-    )
+/// The end of a request's path, which names something, and its query.
+pub(crate) struct Named {
+    pub(crate) name: String,
+    pub(crate) query: Query,
 }
 
 /// Handles requests about what the path names.
@@ -446,7 +438,7 @@ fn named<F, R>(
     handler: F,
 ) -> impl Fn(Result<Path<String>, PathRejection>, Request) -> Answer + Clone + Send + Sync + 'static
 where
-    F: Fn(Arc<Server>, Caller, String) -> R + Clone + Send + Sync + 'static,
+    F: Fn(Arc<Server>, Caller, Named) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<Response<Body>, ApiError>> + Send,
 {
     let server = Arc::clone(server);
@@ -458,8 +450,10 @@ where
                 |_| char::REPLACEMENT_CHARACTER.to_string(),
                 |Path(name)| name,
             );
+            let query = Query::of(&request);
+            let named = Named { name, query };
             let answer = match check(&server, Guard::Key, &request) {
-                Ok(caller) => handler(server, caller, name).await,
+                Ok(caller) => handler(server, caller, named).await,
                 Err(error) => Err(error),
             };
             answer.into_response()

@@ -11,8 +11,10 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
 use crate::model::Model;
-use crate::registry::{Entry, Status};
+use crate::registry::{Changes, Entry, Status};
+use crate::routes::Named;
 use crate::server::Server;
+use crate::sse;
 
 /// Facts that a loaded model alone tells.
 struct Loaded {
@@ -104,13 +106,18 @@ pub(crate) async fn list(server: Arc<Server>) -> Result<Response<Body>, ApiError
 pub(crate) async fn get(
     server: Arc<Server>,
     _: Caller,
-    name: String,
+    Named { name, .. }: Named,
 ) -> Result<Response<Body>, ApiError> {
     let found = server.registry.named(&name);
     let i = found.ok_or_else(|| ApiError::no_model(&name))?;
     let states = server.registry.status(Loaded::of);
     let entry = &server.registry.entries[i];
     Ok(json_response(&described(&server, entry, &name, &states[i])))
+}
+
+/// `/models/sse`: streams the changes of the models' states.
+pub(crate) async fn changes(server: Arc<Server>) -> Result<Response<Body>, ApiError> {
+    Ok(sse::response(Changes::of(&server.registry)))
 }
 
 /// `/models/load`: loads a model, and answers when it is loaded.

@@ -2,6 +2,7 @@
 //! items. Responses are stored, to be fetched or continued by their id.
 
 mod background;
+mod custom;
 mod fetched;
 mod turns;
 mod writer;
@@ -21,6 +22,7 @@ use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::stored::Stored;
+use custom::CustomTool;
 use writer::ResponseWriter;
 
 /// Field names of this interface for those of chat requests.
@@ -49,7 +51,7 @@ pub(crate) async fn handle(
 ) -> Result<Response<Body>, ApiError> {
     let fields = Fields::of(&body)?;
     let input = conversation(&app, &caller, &fields)?;
-    let chat = chat_request(&fields, &input)?;
+    let (chat, warnings) = chat_request(&fields, &input)?;
     let echoed = EchoedFields::of(&fields)?;
     let salt = caller.salt().map(str::to_owned);
     let kept = || Stored::new(&input.all, salt.as_deref());
@@ -57,15 +59,13 @@ pub(crate) async fn handle(
     let Ready {
         request,
         stream,
-        style,
+        mut style,
     } = converted::ready(&app, caller, chat).await?;
-    if echoed.background && stream {
-        return Err(fields.wrong("stream", "false beside background"));
-    }
+    style.warnings.extend(warnings);
     let in_background = echoed.background;
     let writer = ResponseWriter::new(Arc::clone(&app), &style, echoed, kept);
     if in_background {
-        return background::begin(&app, request, writer);
+        return background::begin(&app, request, stream, writer);
     }
     converted::answer(&app, request, stream, writer).await
 }
@@ -127,7 +127,7 @@ pub(crate) async fn input_tokens(
 ) -> Result<Response<Body>, ApiError> {
     let fields = Fields::of(&body)?;
     let input = conversation(&app, &caller, &fields)?;
-    let chat = chat_request(&fields, &input)?;
+    let (chat, _) = chat_request(&fields, &input)?;
     let read = converted::read(&app, caller, chat).await?;
     Ok(chat::count(&read.request))
 }
@@ -147,6 +147,12 @@ struct EchoedFields {
 }
 
 impl EchoedFields {
+    /// Returns whether one of the tools is a custom one of this name.
+    fn has_custom_tool(&self, name: &str) -> bool {
+        let mut tools = self.tools.as_array().into_iter().flatten();
+        tools.any(|tool| tool["type"] == "custom" && tool["name"] == name)
+    }
+
     fn of(fields: &Fields<'_>) -> Result<EchoedFields, ApiError> {
         let or = |name: &str, usual: Value| fields.get(name).cloned().unwrap_or(usual);
         fields.object("metadata")?;
@@ -168,8 +174,11 @@ impl EchoedFields {
     }
 }
 
-/// Returns the equivalent chat request, and the mapping of its field names.
-fn chat_request(fields: &Fields<'_>, input: &Input) -> Result<(Value, Names), ApiError> {
+/// A chat request and the mapping of its field names, and warnings.
+type ChatRequest = ((Value, Names), Vec<String>);
+
+/// Returns the equivalent chat request.
+fn chat_request(fields: &Fields<'_>, input: &Input) -> Result<ChatRequest, ApiError> {
     let mut names = Names::new(&RENAMES);
     let messages = turns::messages(fields, input, &mut names)?;
     let own = ["tool_choice", "parallel_tool_calls", "stop"];
@@ -186,22 +195,30 @@ fn chat_request(fields: &Fields<'_>, input: &Input) -> Result<(Value, Names), Ap
     if let Some(format) = fields.object("text")?.and_then(|text| text.get("format")) {
         chat.insert("response_format".to_owned(), response_format(format));
     }
-    // skip tools of other kinds, which the client handles itself
-    let tools = fields.list("tools", MAX_TOOLS)?.unwrap_or_default().iter();
-    let mut functions = Vec::new();
-    for (i, tool) in tools
-        .enumerate()
-        .filter(|(_, tool)| tool["type"] == "function")
-    {
-        let mut function = tool.as_object().cloned().unwrap_or_default();
-        function.remove("type");
+    let (mut functions, mut warnings) = (Vec::new(), Vec::new());
+    let tools = fields.list("tools", MAX_TOOLS)?.unwrap_or_default();
+    for (i, tool) in tools.iter().enumerate() {
+        let function = match tool["type"].as_str() {
+            Some("function") => {
+                let mut function = tool.clone();
+                function.as_object_mut().and_then(|all| all.remove("type"));
+                function
+            }
+            Some("custom") => {
+                let custom = CustomTool::of(tool, &format!("tools[{i}]."))?;
+                warnings.extend(custom.warning);
+                custom.function
+            }
+            // those of other kinds are run by OpenAI's servers
+            _ => continue,
+        };
         functions.push(json!({ "type": "function", "function": function }));
         names.tools.push(format!("tools[{i}]"));
     }
     if !functions.is_empty() {
         chat.insert("tools".to_owned(), json!(functions));
     }
-    Ok((Value::Object(chat), names))
+    Ok(((Value::Object(chat), names), warnings))
 }
 
 /// Nests `{type, name, schema}`, which is flat here.

@@ -2,9 +2,11 @@
 
 mod access;
 mod answers;
+mod background;
 mod browser;
 mod client;
 mod constraints;
+mod custom_tools;
 mod customs;
 mod defaults;
 mod fetching;
@@ -25,7 +27,9 @@ mod rerank;
 mod secure;
 mod sharing;
 mod slots;
+mod state;
 mod stored;
+mod stored_folder;
 mod tabs;
 mod watching;
 mod web;

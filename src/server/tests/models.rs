@@ -1,6 +1,7 @@
 //! Several models in one server: loaded on request within a budget of memory, drained before they
 //! are unloaded, under their names in every interface.
 
+mod events;
 mod page;
 mod support;
 

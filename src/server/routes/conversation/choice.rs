@@ -63,7 +63,8 @@ fn of_object(
     if let Some(choice) = word_of(kind) {
         return Ok(choice);
     }
-    if !matches!(kind, "function" | "tool") {
+    // the responses API has tools of the kind "custom", which are functions here
+    if !matches!(kind, "function" | "tool" | "custom") {
         return Err(fields.wrong(NAME, EXPECTED));
     }
     let name = match outer.get("function") {

@@ -14,10 +14,12 @@ use crate::fields::Fields;
 use crate::http::json_response;
 use crate::images::{MAX_IMAGES, MEDIA_MARKER};
 use crate::params::{self, Dialect};
+use crate::registry::Facts;
+use crate::routes::Query;
 use crate::wire;
 
 /// `/props`: returns properties for llama-server's clients and its page.
-pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn props(app: Arc<App>, _: Query) -> Result<Response<Body>, ApiError> {
     let nothing = Value::Object(Map::new());
     let options = params::options(&app, &Fields::of(&nothing)?, Dialect::Native)?;
     let options = GenerationParams {
@@ -29,7 +31,12 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
         (&mut defaults, params::defaults(app.sampling.clone()))
     {
         all.extend(sampling);
+        // of a request; nothing here can be adapted or sampled elsewhere
+        all.insert("timings_per_token".to_owned(), json!(false));
+        all.insert("lora".to_owned(), json!([]));
+        all.insert("backend_sampling".to_owned(), json!(false));
     }
+    let special = |id: Option<u32>| id.map_or(String::new(), |id| wire::text(app.tokenizer(), id));
     let source = |has_tools: bool| {
         let template = app.template.as_ref();
         template.map(|template| template.variant(has_tools).source())
@@ -38,10 +45,11 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
         "default_generation_settings": { "params": defaults, "n_ctx": app.n_ctx() },
         "total_slots": app.engine.sequences(),
         "model_alias": app.name(),
+        "model_ftype": Facts::of(app.engine.gguf()).quantization,
         "model_path": app.engine.gguf().name(),
         "chat_template": source(false),
-        "bos_token": app.tokenizer().bos().map(|id| wire::text(app.tokenizer(), id)),
-        "eos_token": app.tokenizer().eos().map(|id| wire::text(app.tokenizer(), id)),
+        "bos_token": special(app.tokenizer().bos()),
+        "eos_token": special(app.tokenizer().eos()),
         "modalities": {
             "vision": app.options.encoder_cache.is_some(), "audio": false, "video": false,
         },
@@ -50,6 +58,9 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
         "endpoint_slots": app.server.options.slots,
         "endpoint_props": false,
         "endpoint_metrics": true,
+        "ui": true,
+        "ui_settings": {},
+        "cors_proxy_enabled": false,
         "is_sleeping": false,
         "build_info": crate::FINGERPRINT,
     });
@@ -60,15 +71,23 @@ pub(crate) async fn props(app: Arc<App>) -> Result<Response<Body>, ApiError> {
 }
 
 /// `/slots`: returns the slots for requests and the state of each, in llama-server's format. No
-/// texts.
-pub(crate) async fn slots(app: Arc<App>) -> Result<Response<Body>, ApiError> {
+/// texts, and no settings. With `fail_on_no_slot`, it is an error that all of them are taken.
+pub(crate) async fn slots(app: Arc<App>, query: Query) -> Result<Response<Body>, ApiError> {
     if !app.server.options.slots {
         let message = "this server was started without its list of slots";
         return Err(ApiError::not_supported(message));
     }
     let snapshot = app.handle.snapshot();
     let running = snapshot.requests.iter();
-    let mut running = running.filter(|request| request.state == "running");
+    let running = running.filter(|request| request.state == "running");
+    if query
+        .field("fail_on_no_slot")
+        .is_some_and(|value| !value.is_empty())
+        && running.clone().count() >= app.engine.sequences()
+    {
+        return Err(ApiError::unavailable("no slot available"));
+    }
+    let mut running = running;
     let n_ctx = app.n_ctx();
     let slots = (0..app.engine.sequences()).map(|id| {
         let mut slot = json!({
@@ -82,7 +101,9 @@ pub(crate) async fn slots(app: Arc<App>) -> Result<Response<Body>, ApiError> {
             slot["is_processing"] = json!(true);
             slot["id_task"] = json!(request.id);
             slot["n_prompt_tokens"] = json!(request.prompt_tokens);
-            slot["n_prompt_tokens_processed"] = json!(request.tokens.min(request.prompt_tokens));
+            let computed = request.tokens.min(request.prompt_tokens);
+            slot["n_prompt_tokens_processed"] = json!(computed.saturating_sub(request.cached));
+            slot["n_prompt_tokens_cache"] = json!(request.cached);
             slot["next_token"] = json!([{
                 "has_next_token": true,
                 "n_remain": left,
@@ -95,7 +116,7 @@ pub(crate) async fn slots(app: Arc<App>) -> Result<Response<Body>, ApiError> {
 }
 
 /// `/cache`: returns the cache use of each request. No texts.
-pub(crate) async fn cache(app: Arc<App>) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn cache(app: Arc<App>, _: Query) -> Result<Response<Body>, ApiError> {
     let snapshot = app.handle.snapshot();
     let pages = snapshot.pages;
     let requests = snapshot.requests.iter().map(|request| {

@@ -12,6 +12,7 @@ use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
+use crate::routes::Query;
 use crate::wire;
 
 /// `/tokenize`: accepts llama-server's and vLLM's fields, and answers with both.
@@ -86,7 +87,7 @@ pub(crate) async fn detokenize(
 }
 
 /// `/tokenizer_info`: returns the facts that evaluation harnesses need of a remote tokenizer.
-pub(crate) async fn tokenizer_info(app: Arc<App>) -> Result<Response<Body>, ApiError> {
+pub(crate) async fn tokenizer_info(app: Arc<App>, _: Query) -> Result<Response<Body>, ApiError> {
     let name = |id: Option<u32>| id.map(|id| wire::text(app.tokenizer(), id));
     let tokenizer = app.tokenizer();
     Ok(json_response(&json!({

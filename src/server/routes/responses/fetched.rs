@@ -9,7 +9,9 @@ use serde_json::{Value, json};
 use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::http::json_response;
+use crate::routes::Named;
 use crate::server::Server;
+use crate::sse;
 use crate::stored::Stored;
 
 /// Returns a stored response of this caller.
@@ -18,20 +20,51 @@ fn stored(server: &Server, caller: &Caller, id: &str) -> Result<Stored, ApiError
     found.ok_or_else(|| ApiError::not_found("there is no such response: it may be forgotten"))
 }
 
-/// Returns the response.
+/// Returns the response, or the events of one that was streamed from the background: those after
+/// `starting_after`, and the others as they come.
 pub(crate) async fn get(
     server: Arc<Server>,
     caller: Caller,
-    id: String,
+    named: Named,
 ) -> Result<Response<Body>, ApiError> {
-    Ok(json_response(&stored(&server, &caller, &id)?.response()))
+    let stored = stored(&server, &caller, &named.name)?;
+    let is_streamed = match named.query.field("stream").as_deref() {
+        None | Some("" | "false" | "0") => false,
+        Some("true" | "1") => true,
+        Some(_) => return Err(ApiError::bad_field("stream", "expected true or false")),
+    };
+    let after = named
+        .query
+        .field("starting_after")
+        .map(|n| n.parse::<usize>());
+    let after = after.transpose().map_err(|_| {
+        let message = "expected the sequence_number of an event";
+        ApiError::bad_field("starting_after", message)
+    })?;
+    if !is_streamed {
+        return match after {
+            Some(_) => Err(ApiError::bad_field(
+                "starting_after",
+                "expected stream=true beside it",
+            )),
+            None => Ok(json_response(&stored.response())),
+        };
+    }
+    let events = stored.events.ok_or_else(|| {
+        let message = "expected a response in the background that was streamed from the beginning, \
+                       by this server since its start";
+        ApiError::bad_field("stream", message)
+    })?;
+    Ok(sse::response(
+        events.from(after.map_or(0, |n| n.saturating_add(1))),
+    ))
 }
 
 /// Lists the items before the answer, the last one first.
 pub(crate) async fn input_items(
     server: Arc<Server>,
     caller: Caller,
-    id: String,
+    Named { name: id, .. }: Named,
 ) -> Result<Response<Body>, ApiError> {
     let items = stored(&server, &caller, &id)?
         .input()
@@ -58,7 +91,7 @@ pub(crate) async fn input_items(
 pub(crate) async fn cancel(
     server: Arc<Server>,
     caller: Caller,
-    id: String,
+    Named { name: id, .. }: Named,
 ) -> Result<Response<Body>, ApiError> {
     let stored = stored(&server, &caller, &id)?;
     let mut response = stored.response();
@@ -80,7 +113,7 @@ pub(crate) async fn cancel(
 pub(crate) async fn delete(
     server: Arc<Server>,
     caller: Caller,
-    id: String,
+    Named { name: id, .. }: Named,
 ) -> Result<Response<Body>, ApiError> {
     if !server.responses.remove(&id, caller.salt()) {
         return Err(ApiError::not_found("there is no such response"));

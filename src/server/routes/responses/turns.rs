@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use super::Input;
+use super::{Input, custom};
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::routes::converted::{Item, Names};
@@ -91,20 +91,12 @@ impl Turns<'_> {
                     None => thought,
                 });
             }
-            "function_call" => {
-                let (message, own) = self.turn(name);
-                own.calls.push(name.to_owned());
-                let call = json!({
-                    "id": item["call_id"],
-                    "type": "function",
-                    "function": { "name": item["name"], "arguments": item["arguments"] },
-                });
-                match message["tool_calls"].as_array_mut() {
-                    Some(calls) => calls.push(call),
-                    None => message["tool_calls"] = json!([call]),
-                }
+            "function_call" => self.call(item, name, item["arguments"].clone()),
+            "custom_tool_call" => {
+                fields.need("input", fields.str("input")?)?;
+                self.call(item, name, custom::arguments(&item["input"]));
             }
-            "function_call_output" => {
+            "function_call_output" | "custom_tool_call_output" => {
                 let output = match &item["output"] {
                     // parts, as in a message
                     content @ (Value::String(_) | Value::Array(_) | Value::Null) => content.clone(),
@@ -117,11 +109,27 @@ impl Turns<'_> {
                 );
             }
             _ => {
-                let expected = "message, reasoning, function_call or function_call_output";
+                let expected = "message, reasoning, function_call, function_call_output, \
+                                custom_tool_call or custom_tool_call_output";
                 return Err(fields.wrong("type", expected));
             }
         }
         Ok(())
+    }
+
+    /// Adds a call to the assistant's message.
+    fn call(&mut self, item: &Value, name: &str, arguments: Value) {
+        let (message, own) = self.turn(name);
+        own.calls.push(name.to_owned());
+        let call = json!({
+            "id": item["call_id"],
+            "type": "function",
+            "function": { "name": item["name"], "arguments": arguments },
+        });
+        match message["tool_calls"].as_array_mut() {
+            Some(calls) => calls.push(call),
+            None => message["tool_calls"] = json!([call]),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use octavo_text::chat::answer::{AnswerParser, Piece};
 use serde_json::{Value, json};
 
 use super::EchoedFields;
+use super::custom::InputReader;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::progress::Progress;
@@ -15,7 +16,7 @@ use crate::routes::chat::Style;
 use crate::routes::converted::AnswerWriter;
 use crate::server::now;
 use crate::sse::Message;
-use crate::stored::Stored;
+use crate::stored::{EventLog, Stored};
 use crate::wire::timings;
 
 /// An output item as it grows.
@@ -28,7 +29,16 @@ struct Item {
 enum Kind {
     Reasoning,
     Text,
-    Call { call_id: String, name: String },
+    Call {
+        call_id: String,
+        name: String,
+    },
+    /// A call of a custom tool; its input is read from the arguments.
+    Custom {
+        call_id: String,
+        name: String,
+        reader: InputReader,
+    },
 }
 
 impl Item {
@@ -63,6 +73,14 @@ impl Item {
                 "call_id": call_id,
                 "name": name,
                 "arguments": text,
+                "status": status,
+            }),
+            Kind::Custom { call_id, name, .. } => json!({
+                "id": self.id,
+                "type": "custom_tool_call",
+                "call_id": call_id,
+                "name": name,
+                "input": text,
                 "status": status,
             }),
         }
@@ -177,11 +195,12 @@ impl ResponseWriter {
         }
     }
 
-    /// Stores the response as one that runs in the background, and returns its id and itself.
-    pub(super) fn begin_in_background(&mut self) -> (String, Value) {
+    /// Stores the response as one that runs in the background, with its events if it is streamed;
+    /// returns its id and itself.
+    pub(super) fn begin_in_background(&mut self, events: Option<Arc<EventLog>>) -> (String, Value) {
         let response = self.response("in_progress");
         if let Some(kept) = &self.kept {
-            let stored = kept.clone().with(&response);
+            let stored = kept.clone().streamed(events).with(&response);
             self.app.server.responses.insert(&self.id, stored);
         }
         // events end with the work, which stores the response itself
@@ -210,6 +229,7 @@ impl ResponseWriter {
             Kind::Reasoning => "rs_",
             Kind::Text => "msg_",
             Kind::Call { .. } => "fc_",
+            Kind::Custom { .. } => "ctc_",
         };
         let is_text = matches!(kind, Kind::Text);
         self.items.push(Item {
@@ -251,6 +271,10 @@ impl ResponseWriter {
                 let data = json!({ "arguments": text });
                 self.tell_of_item("response.function_call_arguments.done", data);
             }
+            Kind::Custom { .. } => {
+                let data = json!({ "input": text });
+                self.tell_of_item("response.custom_tool_call_input.done", data);
+            }
         }
         let item = self.items[at].to_json(true);
         self.tell(
@@ -285,12 +309,31 @@ impl ResponseWriter {
                 }
                 Piece::CallBegins { name, id, .. } => {
                     let call_id = id.unwrap_or_else(|| self.app.new_id("call_"));
-                    self.open(Kind::Call { call_id, name });
+                    let is_custom = self.echoed.has_custom_tool(&name);
+                    self.open(match is_custom {
+                        false => Kind::Call { call_id, name },
+                        true => Kind::Custom {
+                            call_id,
+                            name,
+                            reader: InputReader::default(),
+                        },
+                    });
                 }
-                Piece::CallArguments { text, .. } => {
-                    self.grow("response.function_call_arguments.delta", text);
+                Piece::CallArguments { text, .. } => self.call(text),
+            }
+        }
+    }
+
+    /// Adds to the arguments of the last item, which is a call.
+    fn call(&mut self, text: String) {
+        match self.items.last_mut().map(|item| &mut item.kind) {
+            Some(Kind::Custom { reader, .. }) => {
+                let input = reader.push(&text);
+                if !input.is_empty() {
+                    self.grow("response.custom_tool_call_input.delta", input);
                 }
             }
+            _ => self.grow("response.function_call_arguments.delta", text),
         }
     }
 
