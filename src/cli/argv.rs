@@ -12,6 +12,9 @@ use clap::Command;
 use super::failure::Failure;
 use llama::{Here, OPTIONS};
 
+/// End of the reason of a refused option whose effect is always there.
+pub(super) const LEAVE_OUT: &str = "leave it out";
+
 /// Replaces llama.cpp's spellings where an option can stand; `command` has ours.
 pub(super) fn expand(
     command: &Command,

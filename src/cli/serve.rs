@@ -1,6 +1,7 @@
 //! `octavo serve`: serves many requests at once over HTTP.
 
 mod folder;
+mod ini;
 mod listen;
 mod log;
 mod models;
@@ -42,6 +43,7 @@ Examples:
   octavo serve model.gguf --host /run/octavo.sock
   octavo serve --models ~/models --models-memory 24G
   octavo serve --models models.toml --idle-unload 600
+  octavo serve --models llama-presets.ini
   curl http://127.0.0.1:8080/v1/chat/completions -d \
 '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
 

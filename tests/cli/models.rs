@@ -1,4 +1,5 @@
-//! `octavo serve --models`: several models from a folder or a TOML file, as a program.
+//! `octavo serve --models`: several models from a folder, a TOML file or a preset of llama.cpp's,
+//! as a program.
 
 use std::fs;
 use std::path::Path;
@@ -104,6 +105,67 @@ path = "missing.gguf"
     assert_eq!(found, expected);
     serving.terminate();
     assert_eq!(serving.end().0, Some(0));
+}
+
+#[test]
+fn a_preset_of_llama_cpps_has_its_models() {
+    let dir = folder();
+    write(dir.path(), &["one.gguf", "two.gguf"]);
+    let file = dir.path().join("presets.ini");
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let (one, two) = (at("one.gguf"), at("two.gguf"));
+    let text = format!(
+        "version = 1\n[*]\nnp = 2 ; for all\njinja = true\nmmap = 1\nflash-attn = on\n\
+         [first]\nm = {one}\nLLAMA_ARG_CTX_SIZE = 32\ntemp = 0.5\ncont-batching = 1\n\
+         chat-template-kwargs = {{\"enable_thinking\": false}}\n\
+         [second]\nmodel = {two}\nc = 64\nmmap = 0\nload-on-startup = 1\n\
+         [none/of-these:q8_0]\nc = 16\n"
+    );
+    fs::write(&file, &text).expect("written");
+    let path = file.to_str().expect("UTF-8");
+    let serving = serve_in(&[("OCTAVO_TOP_K", "7")], &["--models", path, "--offline"]);
+    let (status, props) = ask(&serving, "/props?model=first", None);
+    assert_eq!(status, 200, "{props}");
+    let settings = &props["default_generation_settings"];
+    let found = (&settings["n_ctx"], &props["total_slots"]);
+    assert_eq!(found, (&32.into(), &2.into()));
+    // the environment comes before files, too
+    let found = (
+        &settings["params"]["temperature"],
+        &settings["params"]["top_k"],
+    );
+    assert_eq!(found, (&0.5.into(), &7.into()));
+    assert_eq!(completion(&serving, "second").0, 200);
+    let (_, error) = completion(&serving, "none/of-these:Q8_0");
+    let message = error["error"]["message"].as_str().expect("text");
+    assert!(message.contains("none/of-these"), "{message}");
+    serving.terminate();
+    assert_eq!(serving.end().0, Some(0));
+
+    for (text, says) in [
+        ("c = 1\n", "presets.ini: line 1: expected [NAME] before c"),
+        (
+            "[a]\nc = 1\n",
+            "presets.ini: [a] path: expected the model's file or name",
+        ),
+        (
+            "[a]\nm = m.gguf\ncolour = red\n",
+            "line 3: [a] colour: expected an option",
+        ),
+        (
+            "[a]\nm = m.gguf\nport = 80\n",
+            "line 3: [a] port: expected a model's option",
+        ),
+        (
+            "[a]\nm = m.gguf\nlora = x\n",
+            "line 3: [a] lora: octavo has no --lora",
+        ),
+        ("[a]\nm = m.gguf\nc = many\n", "[a] invalid value 'many'"),
+    ] {
+        fs::write(&file, text).expect("written");
+        let error = bad(&["serve", "--models", path], 1);
+        assert!(error.contains(says), "{text}: {error}");
+    }
 }
 
 #[test]

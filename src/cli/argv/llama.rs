@@ -23,7 +23,7 @@ const OFFLOAD: &str = "--gpu-layers N says which layers a GPU takes, and --n-cpu
                        experts stay on the CPU";
 const GPUS: &str = "a process uses one GPU (--gpu N); docs/ranks.md has several";
 const LORA: &str = "adapters have to be merged into the model's file";
-const MEMORY: &str = "the KV cache is one pool of pages that all sequences share";
+const MEMORY: &str = "the KV cache is one pool of pages that all sequences share; leave it out";
 const SLOTS: &str = "requests have no slots of their own; prompts are looked up in one cache";
 const PAGE: &str = "the page is part of the server and has no settings";
 const STRIDES: &str = "octavo perplexity scores the second half of each chunk, without strides";
@@ -92,7 +92,8 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["--no-mmproj", "--no-mmproj-auto"], Is("--no-mmproj")),
     (&["--mmproj-auto"], No("the image encoder beside a model of the hub is taken anyway")),
     (&["--check-tensors"], No("broken blocks are refused when a model is loaded")),
-    (&["-lm", "--load-mode", "-dio", "--direct-io", "--mmap"],
+    (&["--mmap"], No("a file is mapped unless --no-mmap is given; leave it out")),
+    (&["-lm", "--load-mode", "-dio", "--direct-io"],
         No("a file is mapped unless --no-mmap is given; --mlock keeps it in memory")),
     // computing
     (&["-fa", "--flash-attn"], No("attention never keeps its scores, on any device; leave it out")),

@@ -24,9 +24,9 @@ const CACHE: &str = "hf:";
 #[command(next_help_heading = "Several models")]
 pub(super) struct ModelsArgs {
     /// Serve several models, each loaded when a request names it: the GGUF files of a folder, the
-    /// models of a TOML file with their options, or hf: for what is in the hub's cache; may be
-    /// given several times
-    #[arg(long, visible_aliases = ["models-dir", "models-preset"], value_name = "DIR|FILE.toml")]
+    /// models of a TOML file or of a preset of llama.cpp's (.ini) with their options, or hf: for
+    /// what is in the hub's cache; may be given several times
+    #[arg(long, visible_aliases = ["models-dir", "models-preset"], value_name = "DIR|FILE")]
     #[arg(conflicts_with_all = ["positional", "flag", "hf_repo", "alias"])]
     #[arg(value_hint = clap::ValueHint::AnyPath)]
     models: Vec<PathBuf>,

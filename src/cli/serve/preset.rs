@@ -1,5 +1,5 @@
-//! Models with their options in a TOML file: a table for each, whose keys are options of
-//! `octavo serve`, by the names that they have on the command line.
+//! Models with their options in a file, TOML or llama.cpp's `.ini`: a table for each, whose keys
+//! are options of `octavo serve`, by the names that they have on the command line.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,6 +10,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, ValueHint};
 use toml::{Table, Value};
 
+use super::ini::{self, Section};
 use super::models::ServedModel;
 use super::served::{ServedArgs, Shared};
 use crate::failure::Failure;
@@ -117,35 +118,19 @@ pub(super) fn models(
 ) -> Result<Vec<ServedModel>, Failure> {
     let of_file = |what: String| Failure::Input(format!("{}: {what}", path.display()));
     let text = std::fs::read_to_string(path).map_err(|error| of_file(error.to_string()))?;
-    let tables: Table = toml::from_str(&text).map_err(|error| {
-        let line = error
-            .span()
-            .map_or(1, |span| 1 + text[..span.start].matches('\n').count());
-        of_file(format!(
-            "line {line}: {}",
-            error.message().replace('\n', ", ")
-        ))
-    })?;
     let folder = path.parent().map(Path::to_owned).unwrap_or_default();
     let reader = Reader {
         command: command(),
         folder,
     };
+    let is_ini = path.extension().is_some_and(|ending| ending == "ini");
+    let tables = match is_ini {
+        true => reader.ini(&text),
+        false => reader.toml(&text),
+    };
     let mut shared_keys = Options::default();
     let mut named = Vec::new();
-    for (name, value) in tables {
-        let table = match value {
-            Value::Table(table) => table,
-            Value::Integer(1) if name == "version" => continue,
-            other => {
-                let found = other.type_str();
-                let what =
-                    format!("{name}: expected a table with a model's options, found {found}");
-                return Err(of_file(what));
-            }
-        };
-        let options = reader.options(table);
-        let options = options.map_err(|what| of_file(format!("[{name}] {what}")))?;
+    for (name, options) in tables.map_err(of_file)? {
         match name.as_str() {
             ALL => shared_keys = options,
             "" => {
@@ -159,6 +144,11 @@ pub(super) fn models(
     let model = |(name, own): (String, Options)| {
         let mut args = shared_keys.args.clone();
         args.extend(own.args);
+        let has_model = ["flag", "hf_repo"].iter().any(|id| args.contains_key(*id));
+        // as there, the name of a section may be the model's at the hub
+        if is_ini && name.contains('/') && !has_model {
+            args.insert("flag".to_owned(), vec![format!("hf:{name}").into()]);
+        }
         let of_model = |what: String| of_file(format!("[{name}] {what}"));
         let args = parse(&args, given).map_err(of_model)?;
         if args.model.name().is_none() {
@@ -193,6 +183,81 @@ struct Reader {
 }
 
 impl Reader {
+    /// Reads a TOML file: tables by their names.
+    fn toml(&self, text: &str) -> Result<Vec<(String, Options)>, String> {
+        let tables: Table = toml::from_str(text).map_err(|error| {
+            let line = error
+                .span()
+                .map_or(1, |span| 1 + text[..span.start].matches('\n').count());
+            format!("line {line}: {}", error.message().replace('\n', ", "))
+        })?;
+        let mut all = Vec::new();
+        for (name, value) in tables {
+            let table = match value {
+                Value::Table(table) => table,
+                Value::Integer(1) if name == "version" => continue,
+                other => {
+                    let found = other.type_str();
+                    return Err(format!(
+                        "{name}: expected a table with a model's options, found {found}"
+                    ));
+                }
+            };
+            let options = self.options(table);
+            let options = options.map_err(|what| format!("[{name}] {what}"))?;
+            all.push((name, options));
+        }
+        Ok(all)
+    }
+
+    /// Reads an `.ini` file: sections by their names.
+    fn ini(&self, text: &str) -> Result<Vec<(String, Options)>, String> {
+        let mut all = Vec::new();
+        for Section { name, entries } in ini::parse(text)? {
+            let mut options = Options::default();
+            for (line, key, value) in entries {
+                let set = self.set_by_ini(&mut options, &ini::option_of(&key), &value);
+                set.map_err(|what| format!("line {line}: [{name}] {what}"))?;
+            }
+            all.push((name, options));
+        }
+        Ok(all)
+    }
+
+    /// Sets an option by a key of an `.ini` file, all of whose values are texts.
+    fn set_by_ini(&self, options: &mut Options, key: &str, value: &str) -> Result<(), String> {
+        match key {
+            "load-on-startup" => {
+                options.at_start = Some(!ini::is_off(value));
+                return Ok(());
+            }
+            // of models in the hub's cache, which are there only if asked for
+            "dedup-cache-models" => return Ok(()),
+            _ => {}
+        }
+        let found = self.argument(key);
+        let takes_values = |arg: &&Arg| arg.get_action().takes_values();
+        if let Some(arg) = found.as_ref().ok().filter(|arg| takes_values(arg)) {
+            let id = arg.get_id().to_string();
+            options.args.insert(id, vec![value.into()]);
+            return Ok(());
+        }
+        // a switch that is off is the opposite one, if there is one
+        let arg = match ini::is_off(value) {
+            true => argv::argument(&self.command, &format!("--no-{key}")),
+            false => match found {
+                Ok(arg) => Some(arg),
+                // it says so of what is as that key wants it
+                Err(what) if what.ends_with(argv::LEAVE_OUT) => None,
+                Err(what) => return Err(what),
+            },
+        };
+        if let Some(arg) = arg {
+            options.args.insert(arg.get_id().to_string(), Vec::new());
+        }
+        Ok(())
+    }
+
     fn options(&self, table: Table) -> Result<Options, String> {
         let mut options = Options::default();
         for (key, value) in table {
