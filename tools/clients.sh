@@ -66,6 +66,7 @@ begin
 node tests/clients/openai_client.cjs "$modules" "$url/v1"
 node tests/clients/anthropic_client.cjs "$modules" "$url"
 "$python" tests/clients/lm_eval_client.py "$octavo" "$url"
+"$python" tools/load.py "$url" --clients 1,4 --requests 1 --words 10 --tokens 4
 end
 
 # frameworks ask for objects, which the built-in model does not fill in sensibly
@@ -90,6 +91,19 @@ fi
 begin --kv-pages 40 --parallel 8 --queue 64
 "$python" tests/clients/soak.py "$url" --requests 2000 --seed 1 --pid "$server"
 end
+
+# every interface and sampler, stored responses, and models that make room for each other
+tiny=${OCTAVO_SHARED:-../shared}/models
+if [[ -d $tiny ]]; then
+  several=$(mktemp -d)
+  ln -s "$(realpath "$tiny")"/tiny-qwen3-{F32,Q8_0,Q4_K_M}.gguf "$several"
+  mkdir "$several/.responses"
+  begin --models "$several" --models-max 2 --lookup on --kv-pages 40 --parallel 8 --queue 64 \
+    --response-store "$several/.responses"
+  "$python" tests/clients/soak.py "$url" --all --requests 1000 --limit 170 --pid "$server"
+  end
+  rm -r "$several"
+fi
 
 begin
 "$python" tests/clients/hostile_http.py "$url"

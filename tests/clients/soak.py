@@ -4,6 +4,13 @@
     octavo serve --port 8080 --kv-pages 40 --parallel 8 --queue 64 &
     soak.py http://127.0.0.1:8080 --requests 2000 --seed 1 [--pid PID]
 
+With --all, all interfaces and samplers are asked, responses are stored, continued, cancelled and
+deleted, and the models are those that the server lists, each loaded when it is asked for:
+
+    octavo serve --models DIR --models-max 2 --lookup on --kv-pages 40 --parallel 8 --queue 64 \
+        --response-store $(mktemp -d) --port 8080 &
+    soak.py http://127.0.0.1:8080 --all --requests 10000 --limit 3600 --pid $!
+
 Of all clients 20 % leave before their answer is complete (at once, while it is made, or after some
 of it) and 5 % send nonsense. Every other request must end, within PATIENCE seconds, with 200 and an
 answer of the right form, or be turned away with 429 or 503 and Retry-After: then it is sent again.
@@ -11,7 +18,8 @@ Greedy texts of the same prompt must be the same, whoever else is served meanwhi
 request may be left and every page of the cache must be free or cached. With --pid, on Linux, the
 clients pause after the first 1,000 requests, or the first half of fewer: from there to the end,
 what the server keeps when it is idle must not grow by 1 % of what it took at work. (Of what it
-keeps itself, a few dozen pages of the allocator's would be as much with the built-in model.)
+keeps itself, a few dozen pages of the allocator's would be as much with the built-in model.) In the
+end it must use no CPU.
 
 One line for each finding, a summary at the end; exit code 0 if all is well. 2,000 requests take
 less than two minutes on the built-in model. Standard library only.
@@ -21,6 +29,7 @@ import argparse
 import collections
 import http.client
 import json
+import os
 import random
 import socket
 import sys
@@ -28,11 +37,15 @@ import threading
 import time
 from urllib.parse import urlsplit
 
-PATIENCE = 20.0  # seconds for an answer
+import soak_others
+
+PATIENCE = soak_others.PATIENCE
 LIMIT = 85.0  # seconds in which all requests must be done, by default
 EARLY = 1000  # requests after which the server has seen all kinds of them
 REST = 3.0  # seconds in which an idle server gives memory back
 GROWTH = 1.0  # percent
+IDLE = 2.0  # seconds for which the CPU time of an idle server is watched
+BUSY = 0.01  # of a CPU, which an idle server must not use
 WORDS = "1+1= 2+2= one two three Grüße 漢字 🦀🦀 {\"a\": hello the of \n\n <|im_start|> é".split(" ")
 SCHEMA = {"type": "object", "required": ["a", "b"], "additionalProperties": False, "properties": {
     "a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"type": "string", "maxLength": 6}}}
@@ -66,6 +79,8 @@ class Soak:
         self.peaks = []  # memory while it works, in KiB: the most of each phase
         self.rests = []  # memory at rest after each phase
         self.end = time.monotonic() + args.limit
+        self.models = []  # names, if there are several
+        self.stored = collections.deque()  # models and ids of responses
 
     # --- one request
 
@@ -98,14 +113,14 @@ class Soak:
         except TimeoutError as error:
             raise Hung(path) from error
 
-    def get(self, path):
+    def get(self, path, method="GET"):
         connection = http.client.HTTPConnection(*self.address, timeout=PATIENCE)
-        connection.request("GET", path)
+        connection.request(method, path)
         response = connection.getresponse()
         body = response.read()
         connection.close()
         if response.status != 200:
-            raise OSError(f"GET {path}: {response.status} {body[:200]!r}")
+            raise OSError(f"{method} {path}: {response.status} {body[:200]!r}")
         return body
 
     # --- what to ask
@@ -119,8 +134,11 @@ class Soak:
             common["ignore_eos"] = True
         if rng.random() < 0.2:
             common["stop"] = [rng.choice(["2", "e", "\n"])]
-        kind = rng.choice(["chat", "chat", "text", "text", "n", "echo", "embed", "responses",
-                           "schema", "tool", "native", "tokenize"])
+        kinds = ["chat", "chat", "text", "text", "n", "echo", "embed", "responses", "schema",
+                 "tool", "native", "tokenize"]
+        kind = rng.choice(kinds + self.args.all * soak_others.KINDS)
+        if kind in soak_others.KINDS:
+            return kind, *soak_others.make(kind, rng, prompt, self.stored)
         chat = {"messages": [{"role": "user", "content": prompt}], **common}
         if kind == "text":  # from a few prompts, so that texts can be compared
             few = random.Random(rng.randrange(20))
@@ -197,12 +215,19 @@ class Soak:
         rng = random.Random(f"{self.args.seed} {n}")
         kind, path, body = self.make(rng)
         body = {name: value for name, value in body.items() if value is not None}
+        if self.models:
+            # most requests in a row are for two models, which are loaded
+            pair = [self.models[(n // 100 + i) % len(self.models)] for i in range(2)]
+            body.setdefault("model", rng.choice(pair if n % 20 else self.models))
         fate = rng.random()
         try:
             if fate < 0.05:
                 return self.malformed(path, rng)
             data = json.dumps(body).encode()
             if fate < 0.25:
+                if path == "/v1/responses":
+                    # nobody would delete it later
+                    data = json.dumps({**body, "store": False, "background": False}).encode()
                 return self.leave(path, data, rng)
             started = time.monotonic()
             for attempt in range(200):
@@ -216,10 +241,14 @@ class Soak:
                     return None
                 time.sleep(min(0.02 * (attempt + 1), 0.5))
             self.slowest = max(self.slowest, time.monotonic() - started)
+            if kind == "continued" and status == 400 and b"previous_response_id" in answer:
+                return self.count("forgotten")
             too_long = status == 400 and b"context_length_exceeded" in answer
             if status != 200 and not too_long:
                 return self.fault(f"status {status}: {path} {data[:200]} -> {answer[:200]!r}")
-            if status == 200:
+            if status == 200 and kind in soak_others.KINDS:
+                soak_others.check(self, kind, body, answer, rng)
+            elif status == 200:
                 self.check(kind, body, answer)
         except Hung:
             self.fault(f"hung: {path} {body}")
@@ -273,7 +302,8 @@ class Soak:
 
     def storm(self, n):
         """So many clients ask at once, and leave together."""
-        body = json.dumps({"prompt": "1+1=", "max_tokens": 400, "ignore_eos": True, "stream": True})
+        body = json.dumps({"prompt": "1+1=", "max_tokens": 400, "ignore_eos": True, "stream": True,
+                           "model": self.models[0] if self.models else ""})
         socks = []
         try:
             for _ in range(n):
@@ -288,15 +318,38 @@ class Soak:
         self.wait_idle("after the storm")
         return time.monotonic() - started
 
+    def caches(self):
+        """The caches of the loaded models."""
+        if not self.models:
+            return [json.loads(self.get("/cache"))]
+        listed = json.loads(self.get("/v1/models"))["data"]
+        loaded = [model["id"] for model in listed if model["status"]["value"] == "loaded"]
+        caches = []
+        for name in loaded:
+            try:
+                caches.append(json.loads(self.get(f"/cache?autoload=false&model={name}")))
+            except OSError:
+                pass  # unloaded meanwhile
+        return caches
+
+    def unload(self):
+        """Unloads all of several models: which of them are loaded is chance."""
+        for name in self.models:
+            status, _, answer = self.ask("/models/unload", json.dumps({"model": name}).encode())
+            if status != 200 and b"not loaded" not in answer:
+                self.fault(f"unload: {status} {answer[:200]!r}")
+
     def wait_idle(self, when):
         end = time.monotonic() + 10
         while True:
-            slots = json.loads(self.get("/cache"))
-            used = slots["pages_total"] - slots["pages_free"] - slots["pages_cached"]
-            if not slots["requests"] and used == 0:
+            caches = self.caches()
+            requests = sum(len(cache["requests"]) for cache in caches)
+            used = sum(cache["pages_total"] - cache["pages_free"] - cache["pages_cached"]
+                       for cache in caches)
+            if requests == 0 and used == 0:
                 break
             if time.monotonic() > end:
-                self.fault(f"not idle {when}: {len(slots['requests'])} requests, {used} pages")
+                self.fault(f"not idle {when}: {requests} requests, {used} pages")
                 break
             time.sleep(0.02)
         counts = metrics(self.get("/metrics").decode())
@@ -325,11 +378,15 @@ class Soak:
         counts = self.wait_idle(f"after {upto} requests")
         storm = self.storm(self.args.storm)
         if self.args.pid:
+            self.unload()
             time.sleep(REST)
             self.rests.append(resident(self.args.pid))
         return counts, storm
 
     def run(self):
+        listed = json.loads(self.get("/v1/models"))["data"]
+        if self.args.all and len(listed) > 1:
+            self.models = [model["id"] for model in listed]
         self.wait_idle("in the beginning")
         started = time.monotonic()
         counts, storm = {}, 0.0
@@ -342,6 +399,13 @@ class Soak:
             self.fault(f"gone: {error!r}")
         took = time.monotonic() - started
         growth = self.growth()
+        if self.args.pid:
+            before = cpu_time(self.args.pid)
+            time.sleep(IDLE)
+            busy = (cpu_time(self.args.pid) - before) / IDLE
+            growth += f"; {busy:.3f} of a CPU when idle"
+            if busy > BUSY:
+                self.fault(f"busy: {busy:.3f} of a CPU when idle")
         print(f"{self.next} requests in {took:.0f} s, slowest {self.slowest:.1f} s; "
               + ", ".join(f"{what}: {n}" for what, n in sorted(self.counts.items())))
         print(f"{counts.get('octavo_num_preemptions_total', 0):.0f} preemptions, "
@@ -369,10 +433,20 @@ def resident(pid):
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
 
 
+def cpu_time(pid):
+    """Seconds of CPU time that a process has used."""
+    with open(f"/proc/{pid}/stat", encoding="ascii") as line:
+        fields = line.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def metrics(text):
-    """Numbers of a Prometheus page, without labels."""
-    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
-    return {line.split("{")[0].split(" ")[0]: float(line.rsplit(" ", 1)[1]) for line in lines}
+    """Numbers of a Prometheus page, summed over labels."""
+    sums = collections.Counter()
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            sums[line.split("{")[0].split(" ")[0]] += float(line.rsplit(" ", 1)[1])
+    return sums
 
 
 def main():
@@ -383,6 +457,7 @@ def main():
     parser.add_argument("--clients", type=int, default=48, help="at a time")
     parser.add_argument("--storm", type=int, default=500, help="clients that leave at once")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for all requests")
+    parser.add_argument("--all", action="store_true", help="every interface, model and sampler")
     parser.add_argument("--pid", type=int, help="the server's, to watch its memory")
     sys.exit(Soak(parser.parse_args()).run())
 
