@@ -2,12 +2,12 @@
 //!
 //! Bits depend on the weights, on what the graph does with them, on the types of the KV cache, on
 //! the instruction set, and on the program: another version may add in another order. Weights are
-//! hashed whole. What that gave is remembered beside the pages under the files' sizes and times, so
-//! that a large model is not read for it at each start.
+//! hashed whole, and so is the program. What that gave is remembered beside the pages under the
+//! files' sizes and times, so that a large model is not read for it at each start.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -26,8 +26,8 @@ const PIECE: usize = 16 << 20;
 /// Age of a file from which its time of change says that it has not changed since.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// Extension of files that remember the digest of a model's weights.
-const EXTENSION: &str = "model";
+/// Extension of files that remember a digest.
+const EXTENSION: &str = "digest";
 
 /// Returns the identity of a model under these options. `dir` remembers what takes long.
 ///
@@ -40,7 +40,7 @@ pub(super) fn identity(
     dir: &Path,
 ) -> io::Result<Digest> {
     let mut hash = Sha256::new();
-    hash.update(program()?);
+    hash.update(program(dir)?);
     for (key, value) in gguf.keys() {
         hash.update(format!("{key} {value:?}\n"));
     }
@@ -60,19 +60,18 @@ pub(super) fn identity(
 }
 
 /// Returns a digest of the running program, which is read once.
-fn program() -> io::Result<Digest> {
+fn program(dir: &Path) -> io::Result<Digest> {
     static KNOWN: OnceLock<Digest> = OnceLock::new();
-    match KNOWN.get() {
-        Some(known) => Ok(*known),
-        None => Ok(*KNOWN.get_or_init({
-            let digest = hash_program()?;
-            move || digest
-        })),
+    if let Some(known) = KNOWN.get() {
+        return Ok(*known);
     }
+    let path = std::env::current_exe()?;
+    let digest = remember(dir, stamp(&[&path]), || hash_file(&path))?;
+    Ok(*KNOWN.get_or_init(|| digest))
 }
 
-fn hash_program() -> io::Result<Digest> {
-    let mut file = File::open(std::env::current_exe()?)?;
+fn hash_file(path: &Path) -> io::Result<Digest> {
+    let mut file = File::open(path)?;
     let (mut hash, mut buffer) = (Sha256::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut buffer)? {
@@ -82,17 +81,30 @@ fn hash_program() -> io::Result<Digest> {
     }
 }
 
-/// Returns a digest of the tensors, remembered if the files are as they were.
+/// Returns a digest of the tensors.
 fn weights(gguf: &Gguf, dir: &Path) -> io::Result<Digest> {
-    let Some(stamp) = stamp(gguf) else {
-        return Ok(hash_tensors(gguf));
+    let files: Vec<&Path> = gguf.part_names().map(Path::new).collect();
+    // a view has more files than it names
+    let stamp = stamp(&files).filter(|_| !gguf.is_view());
+    remember(dir, stamp, || Ok(hash_tensors(gguf)))
+}
+
+/// Returns a digest that the folder remembers of files with this stamp; `hash` computes it the
+/// first time.
+fn remember(
+    dir: &Path,
+    stamp: Option<Digest>,
+    hash: impl FnOnce() -> io::Result<Digest>,
+) -> io::Result<Digest> {
+    let Some(stamp) = stamp else {
+        return hash();
     };
     let name = stamp[..16].iter().map(|b| format!("{b:02x}"));
     let path = dir.join(format!("{}.{EXTENSION}", name.collect::<String>()));
     if let Some(known) = remembered(&path, &stamp) {
         return Ok(known);
     }
-    let digest = hash_tensors(gguf);
+    let digest = hash()?;
     let mut file = tempfile::NamedTempFile::new_in(dir)?;
     file.write_all(&stamp)?;
     file.write_all(&digest)?;
@@ -110,15 +122,12 @@ fn remembered(path: &Path, stamp: &Digest) -> Option<Digest> {
     digest.try_into().ok().filter(|_| is_whole)
 }
 
-/// Returns a digest of the names, sizes and times of a model's files; `None` if these do not tell
-/// whether the files are the same.
-fn stamp(gguf: &Gguf) -> Option<Digest> {
-    if gguf.is_view() {
-        return None;
-    }
+/// Returns a digest of the names, sizes and times of files; `None` if these do not tell whether the
+/// files are the same.
+fn stamp(files: &[&Path]) -> Option<Digest> {
     let mut hash = Sha256::new();
-    for name in gguf.part_names() {
-        let path: PathBuf = fs::canonicalize(name).ok()?;
+    for file in files {
+        let path = fs::canonicalize(file).ok()?;
         let data = fs::metadata(&path).ok()?;
         let modified = data.modified().ok()?;
         if !modified.elapsed().is_ok_and(|age| age > SETTLED) {
@@ -187,4 +196,40 @@ fn hash_tensors(gguf: &Gguf) -> Digest {
     let digests = digests.into_inner().unwrap_or_else(PoisonError::into_inner);
     digests.iter().for_each(|digest| hash.update(digest));
     hash.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_remembered_is_of_the_same_files_and_whole() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let of = |stamp, fresh: u8| {
+            let found = remember(dir.path(), Some([stamp; 32]), || Ok([fresh; 32]));
+            found.expect("it is writable")[0]
+        };
+        assert_eq!([of(1, 2), of(1, 3), of(4, 5)], [2, 2, 5]);
+        for file in fs::read_dir(dir.path()).expect("a folder") {
+            let path = file.expect("a file").path();
+            let mut bytes = fs::read(&path).expect("it is readable");
+            bytes[40] ^= 1;
+            fs::write(path, bytes).expect("it is writable");
+        }
+        assert_eq!([of(1, 6), of(4, 7)], [6, 7]);
+    }
+
+    #[test]
+    fn a_file_that_has_just_changed_has_no_stamp() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        assert_eq!(stamp(&[file.path()]), None);
+        let old = SystemTime::now() - Duration::from_secs(100);
+        file.as_file().set_modified(old).expect("a time");
+        let before = stamp(&[file.path()]);
+        assert!(before.is_some() && before == stamp(&[file.path()]));
+        fs::write(file.path(), "changed").expect("it is writable");
+        file.as_file().set_modified(old).expect("a time");
+        assert_ne!(stamp(&[file.path()]), before);
+        assert_eq!(stamp(&[&file.path().join("none")]), None);
+    }
 }

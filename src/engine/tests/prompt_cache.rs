@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::scripted;
 use octavo_engine::{
     Batch, BatchOptions, Engine, EngineOptions, Event, GenerationParams, ModelSource,
     PromptCacheOptions, PromptCacheStats, Request,
@@ -212,7 +213,9 @@ fn damaged_files_change_no_text() {
     let expected = generate(&engine, &text, None).0;
     drop(engine);
     let files = || std::fs::read_dir(dir.path()).expect("a folder");
-    let file = files().next().expect("a file").expect("a file").path();
+    let mut paths = files().map(|file| file.expect("a file").path());
+    let file = paths.find(|path| path.extension() == Some("kv".as_ref()));
+    let file = file.expect("a file of pages");
     let good = std::fs::read(&file).expect("it is readable");
     // head, digest, tokens, sizes, checksums; first, middle and last page; cut
     let places = [0, 8, 13, 20, 50, 90, 150, 170, 190, 1000];
@@ -257,4 +260,23 @@ fn what_is_evicted_from_memory_comes_back() {
     for (text, expected) in texts.iter().zip(expected) {
         assert_eq!(generate(&engine, text, None), (expected, 9 * PAGE));
     }
+}
+
+#[test]
+fn a_device_with_a_memory_of_its_own_is_refused() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let with = options(Some(dir.path()), KvType::F16.both());
+    let behaviour = scripted::Behaviour::default();
+    let loaded = scripted::load(
+        &with,
+        behaviour,
+        |_| Vec::new(),
+        &scripted::Calls::default(),
+    );
+    let error = loaded.err().expect("no page of it can be read");
+    let expected = format!(
+        "prompt cache {}: expected a model on the CPU in one process, got ",
+        dir.path().display()
+    );
+    assert!(error.to_string().starts_with(&expected), "{error}");
 }

@@ -37,7 +37,18 @@ pub(crate) fn engine(
     logits_after: impl Fn(&[u32]) -> Vec<f32> + Send + 'static,
 ) -> (Engine, Calls) {
     let calls = Calls::default();
-    let engine = Engine::load_on(&ModelSource::Demo, options, |_, _, limits| {
+    let engine = load(options, behaviour, logits_after, &calls);
+    (engine.expect("it loads"), calls)
+}
+
+/// As [`engine`], where that may fail.
+pub(crate) fn load(
+    options: &EngineOptions,
+    behaviour: Behaviour,
+    logits_after: impl Fn(&[u32]) -> Vec<f32> + Send + 'static,
+    calls: &Calls,
+) -> Result<Engine, Error> {
+    Engine::load_on(&ModelSource::Demo, options, |_, _, limits| {
         Ok(Box::new(Scripted {
             logits_after,
             n_pages: limits.n_pages,
@@ -46,8 +57,7 @@ pub(crate) fn engine(
             behaviour,
             logits: Vec::new(),
         }))
-    });
-    (engine.expect("it loads"), calls)
+    })
 }
 
 impl<F: Fn(&[u32]) -> Vec<f32> + Send> Backend for Scripted<F> {
