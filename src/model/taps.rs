@@ -272,7 +272,7 @@ pub const KQV_MLA: &str = "kqv_mla";
 pub const MLA_OUT: &str = "mla_out";
 /// Logarithm of the decay of Kimi Linear's delta net.
 pub const KDA_G1: &str = "kda_g1";
-/// What it reads from its state, normed, and its result.
+/// Values read from its state, normed, and its result.
 pub const KDA_NORMED: &str = "kda_normed";
 /// See [`KDA_NORMED`].
 pub const KDA_OUT: &str = "kda_out";

@@ -7,7 +7,7 @@ pub(super) const SPEC: Spec = Spec {
     name: "stablelm",
     norm: Norm::Layer,
     attn_out: None,
-    // which says nothing about the tensors
+    // llama.cpp looks at the tensors instead
     reads: &["use_parallel_residual"],
     ..DECODER
 };

@@ -166,7 +166,7 @@ pub(super) struct Embedded {
     pub(super) positions: bool,
 }
 
-/// Which layers have attention sinks.
+/// Layers with attention sinks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sinks {
     None,
