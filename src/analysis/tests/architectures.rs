@@ -1,6 +1,8 @@
 //! Every architecture under `diff`: the engine is within its bounds of the oracle, and common
 //! faults are located at the right tensor.
 
+mod second_wave;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -28,10 +30,7 @@ fn case(path: PathBuf) -> Case {
         .to_string_lossy()
         .into_owned();
     let gguf = Gguf::open(&path, &OpenOptions::default()).expect("a model");
-    let goldens = path
-        .parent()
-        .and_then(|models| models.parent())
-        .expect("two folders");
+    let goldens = path.ancestors().nth(2).expect("two folders");
     let golden = goldens.join("goldens").join(&name).join("fox.safetensors");
     let tokens = match pools(&gguf) {
         true => Embedded::read(&golden).expect("a golden").tokens,

@@ -1,0 +1,68 @@
+//! The same for architectures of the second folder: gates, limits, other widths, and delta nets
+//! with decays by dimension of keys.
+
+use super::{Case, Verdict, backend, case, compare, parts};
+use octavo_analysis::diff::OracleExecution;
+use octavo_fixtures::shared;
+use octavo_kernels::Isa;
+
+const MODELS: [&str; 13] = [
+    "afmoe",
+    "gpt2",
+    "gptneox",
+    "granite_swa",
+    "kimi-linear",
+    "llama4",
+    "mimo2",
+    "minimax-m2",
+    "nemotron_h_moe",
+    "olmo",
+    "phimoe",
+    "smallthinker",
+    "step35",
+];
+
+fn named(name: &str) -> Option<Case> {
+    shared(&format!("arch2/models/{name}-F32.gguf")).map(case)
+}
+
+#[test]
+fn these_are_within_their_bounds_of_the_oracle() {
+    for name in MODELS {
+        let Some(Case { gguf, tokens, .. }) = named(name) else {
+            return;
+        };
+        for isa in [Isa::Scalar, Isa::best()] {
+            let mut oracle = OracleExecution::new(gguf.clone()).expect("a model");
+            let mut engine = backend(&gguf, isa);
+            let tokens = (&tokens[..]).into();
+            let c = compare(&mut oracle, &mut engine, tokens, &mut |_, _| {});
+            let c = c.unwrap_or_else(|e| panic!("{name}: {e}"));
+            let first = c.first_divergence;
+            assert_eq!(c.verdict, Verdict::Within, "{name} {isa}: {first:?}");
+        }
+    }
+}
+
+/// Each of the new parts with another weight is found at the value that it makes.
+#[test]
+fn another_weight_is_found() {
+    for (model, tensor, at) in [
+        ("kimi-linear", "blk.0.ssm_dt.bias", "kda_g1-0"),
+        ("afmoe", "blk.1.attn_gate.weight", "attn_gate_proj-1"),
+        ("step35", "blk.1.attn_gate.weight", "attn_gate-1"),
+        ("mimo2", "blk.1.attn_v.weight", "Vcur-1"),
+        ("phimoe", "blk.0.ffn_norm.bias", "ffn_norm-0"),
+        ("gpt2", "position_embd.weight", "inpL"),
+    ] {
+        let Some(case) = named(model) else {
+            return;
+        };
+        let found = parts(&case, &[], |name, values| {
+            if name == tensor {
+                values.iter_mut().for_each(|x| *x = 1.5 * *x + 0.25);
+            }
+        });
+        assert_eq!(found, at, "{model}");
+    }
+}
