@@ -98,6 +98,8 @@ where
 {
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
+        // some clients do not find names in small letters
+        .title_case_headers(true)
         .header_read_timeout(HEAD_TIME)
         .max_buf_size(MAX_HEAD)
         .half_close(false)

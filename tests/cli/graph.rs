@@ -141,7 +141,7 @@ fn parts_of_tensors_and_of_values_are_named() {
             "0",
             &[
                 "causal_conv(%1, blk.0.ssm_conv1d.weight F32 [",
-                "delta_rule, scale 1/sqrt(",
+                "delta_rule, not decay_by_key, scale 1/sqrt(",
             ],
         ),
     ] {

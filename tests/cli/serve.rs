@@ -234,7 +234,7 @@ fn each_request_is_a_line_on_stderr() {
     );
     let id = line["request_id"].as_str().expect("a name");
     assert!(
-        answer.contains(&format!("x-request-id: {id}\r")),
+        answer.contains(&format!("X-Request-Id: {id}\r")),
         "{answer}"
     );
 }

@@ -67,6 +67,8 @@ fn files_of_options_are_looked_for_before_the_model() {
                     args.remove(1);
                     &[]
                 }
+                "--ssl-cert-file" => &["--ssl-key-file", "/etc/hosts"],
+                "--ssl-key-file" => &["--ssl-cert-file", "/etc/hosts"],
                 // another text would conflict with it
                 "--file" => {
                     args.truncate(2);

@@ -14,7 +14,7 @@ fn error(answer: &Answer, status: u16) -> (String, String) {
     assert_eq!(body["type"], "error");
     let id = body["request_id"].as_str().expect("an id");
     assert!(
-        answer.head.contains(&format!("\r\nrequest-id: {id}\r\n")),
+        answer.head.contains(&format!("\r\nRequest-Id: {id}\r\n")),
         "{}",
         answer.head
     );
