@@ -2,7 +2,7 @@
 """Makes tests/hf/types/converter.txt: hashes of what llama.cpp's converter writes.
 
     OCTAVO_FOLDERS=/tmp/folders cargo test --release --workspace --test octavo -- \\
-        tensors_are_those_of_llama_cpps_converter
+        are_those_of_llama_cpps_converter
     tools/converter_goldens.py LLAMA_CPP /tmp/folders > tests/hf/types/converter.txt
 
 LLAMA_CPP is a folder with llama.cpp's sources. Needs PyTorch, transformers and what the converter
@@ -32,9 +32,13 @@ CLASSES = {
     "gemma4_text": "Gemma4ForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "idefics3": "LlamaForCausalLM",
+    "internvl": "Qwen2ForCausalLM",
+    "internvl_chat": "Qwen2ForCausalLM",
     "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "minicpm": "MiniCPMForCausalLM",
     "ministral3": "Mistral3ForConditionalGeneration",
+    "mistral3": "Mistral3ForConditionalGeneration",
     "modernbert": "ModernBertModel",
     "nomic_bert": "NomicBertModel",
     "qwen2_5_vl": "Qwen2_5_VLForConditionalGeneration",
@@ -46,8 +50,20 @@ CLASSES = {
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
     "smollm3": "SmolLM3ForCausalLM",
+    "smolvlm": "LlamaForCausalLM",
     "xlm-roberta": "XLMRobertaModel",
 }
+# names of models whose vision encoders have a class of another name
+TOWERS = {
+    "idefics3": "Idefics3ForConditionalGeneration",
+    "internvl": "InternVisionModel",
+    "internvl_chat": "InternVisionModel",
+    "smolvlm": "SmolVLMForConditionalGeneration",
+}
+# prefix of folders whose vision encoder is meant
+TOWER = "tower."
+# more blocks than any of these folders has
+MANY_BLOCKS = 128
 
 
 def class_of(settings):
@@ -61,6 +77,8 @@ def with_defaults(settings):
     """Adds transformers' default values of settings that are not given."""
     from transformers import AutoConfig
 
+    if "llm_config" in settings:
+        settings["text_config"] = settings["llm_config"]
     given = {k: v for k, v in settings.items() if k != "model_type" and v is not None}
     try:
         all_of = AutoConfig.for_model(settings["model_type"], **given).to_dict()
@@ -84,7 +102,7 @@ def digest(path, reader):
     """Hashes names, shapes, types and bytes, as tests/hf/types/converter.rs does."""
     result = hashlib.sha256()
     for tensor in reader(path).tensors:
-        if tensor.name.endswith(".ssm_a"):
+        if tensor.name.endswith(".ssm_a") or tensor.name == "v.token_embd.img_break":
             continue
         shape = [int(n) for n in tensor.shape]
         while shape and shape[-1] == 1:
@@ -114,9 +132,12 @@ def main():
     for folder in sorted(Path(folders).iterdir()):
         path = folder / "config.json"
         settings = json.loads(path.read_text())
-        settings.setdefault("architectures", [class_of(settings)])
+        is_tower = folder.name.startswith(TOWER)
+        name = class_of(settings)
+        name = TOWERS.get(settings["model_type"], name) if is_tower else name
+        settings.setdefault("architectures", [name])
         path.write_text(json.dumps(settings))
-        model = get_model_class(settings["architectures"][0], mmproj=False)
+        model = get_model_class(settings["architectures"][0], mmproj=is_tower)
         model.set_vocab = model._try_set_pooling_type = lambda self: None
         # the converter expects such layers in folders of these types
         is_qwen = settings["model_type"].startswith("qwen3")
@@ -126,7 +147,12 @@ def main():
             try:
                 # it logs progress to stderr
                 with open(os.devnull, "w") as null, contextlib.redirect_stderr(null):
-                    model(folder, gguf.LlamaFileType.MOSTLY_F16, path).write()
+                    made = model(folder, gguf.LlamaFileType.MOSTLY_F16, path)
+                    if is_tower:
+                        # a projector's modules may have larger numbers than blocks
+                        arch = gguf.MODEL_ARCH.MMPROJ
+                        made.tensor_map = gguf.get_tensor_name_map(arch, MANY_BLOCKS)
+                    made.write()
             except Exception as error:
                 print(f"{folder.name}: {type(error).__name__}: {error}", file=sys.stderr)
                 continue

@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::Error;
 use super::quantization::Awq;
 use super::settings::Settings;
-use super::types::{self, Is, Key, Kind, ModelType};
+use super::types::{self, Is, Key, Kind, ModelType, WRAPPERS, Wrapper};
 
 /// Flag that says whether the output matrix is the embedding.
 const TIED: &str = "tie_word_embeddings";
@@ -20,6 +20,8 @@ pub(super) struct Config {
     pub(super) settings: Settings,
     /// Row of its `model_type`.
     pub(super) row: &'static ModelType,
+    /// The folder's `model_type`, if that of the language model is another.
+    pub(super) wrapper: Option<&'static Wrapper>,
     /// Number of query heads.
     pub(super) heads: usize,
     /// Number of KV heads.
@@ -46,12 +48,13 @@ impl Deref for Config {
 impl Config {
     pub(super) fn read(dir: &Path) -> Result<Config, Error> {
         let mut settings = Settings::read(dir)?;
-        let row = row(&settings)?;
+        let (row, wrapper) = row(&settings)?;
         let outer = settings.flag(TIED)?;
-        settings.root = merged(settings.root, row);
+        settings.root = merged(settings.root, row, wrapper);
         let mut config = Config {
             settings,
             row,
+            wrapper,
             heads: 0,
             heads_kv: 0,
             head_dim: 0,
@@ -209,24 +212,36 @@ impl Config {
     }
 }
 
-/// Returns the row of the `model_type` that the settings name.
-fn row(settings: &Settings) -> Result<&'static ModelType, Error> {
+/// Returns the row of the `model_type` that the settings name, and what is around its model.
+fn row(settings: &Settings) -> Result<(&'static ModelType, Option<&'static Wrapper>), Error> {
     const KEY: &str = "model_type";
-    let names = || types::all().map(|row| row.name).collect::<BTreeSet<_>>();
     let expected = || {
-        let names: Vec<&str> = names().into_iter().collect();
+        let rows = types::all().map(|row| row.name);
+        let names: BTreeSet<&str> = rows.chain(WRAPPERS.iter().map(|w| w.name)).collect();
+        let names: Vec<&str> = names.into_iter().collect();
         format!("one of {}", names.join(", "))
     };
     let model_type = settings.string(KEY)?;
     let model_type = settings.must(KEY, &expected(), model_type)?;
+    if let Some(wrapper) = WRAPPERS.iter().find(|w| w.name == model_type) {
+        let key = format!("{}.{KEY}", wrapper.section);
+        let expected = format!("one of {}", wrapper.texts.join(", "));
+        let text = settings.must(&key, &expected, settings.string(&key)?)?;
+        let row = Some(&*text).filter(|text| wrapper.texts.contains(text));
+        let row = row.and_then(|text| types::of_settings(text, settings));
+        let row = row.ok_or_else(|| settings.bad(&key, expected, text))?;
+        return Ok((row, Some(wrapper)));
+    }
     let row = types::of_settings(&model_type, settings);
-    row.ok_or_else(|| settings.bad(KEY, expected(), model_type))
+    let row = row.ok_or_else(|| settings.bad(KEY, expected(), model_type))?;
+    Ok((row, None))
 }
 
 /// Returns the settings with those of the language model merged in, if they are nested, under their
 /// usual names too, and with transformers' default values for settings that are not given.
-fn merged(mut root: Value, row: &ModelType) -> Value {
-    let text = root.get_mut("text_config").map(Value::take);
+fn merged(mut root: Value, row: &ModelType, wrapper: Option<&Wrapper>) -> Value {
+    let section = wrapper.map_or("text_config", |wrapper| wrapper.section);
+    let text = root.get_mut(section).map(Value::take);
     let Value::Object(map) = &mut root else {
         return root;
     };
@@ -238,7 +253,8 @@ fn merged(mut root: Value, row: &ModelType) -> Value {
             map.insert((*usual).to_owned(), value);
         }
     }
-    for (key, value) in row.defaults {
+    let defaults = wrapper.map_or(&[][..], |wrapper| wrapper.defaults);
+    for (key, value) in row.defaults.iter().chain(defaults) {
         let unset = map.get(*key).is_none_or(Value::is_null);
         if unset {
             let whole = value.fract() == 0.0;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gguf_rs_lite::{TensorType, View};
+use gguf_rs_lite::View;
 
 use super::Error;
 use super::awq::FileRange;
@@ -10,7 +10,7 @@ use super::config::Config;
 use super::files::{Source, bad, show};
 use super::order::{HeadOrder, Order};
 use super::rows::{
-    Change, Factors, Matrices, Plain, Reordered, Scaled, Shuffled, Transposed, Widened,
+    Change, Factors, Matrices, Plain, Reordered, Retyped, Scaled, Shuffled, Transposed,
 };
 use super::types::Cut;
 
@@ -154,8 +154,8 @@ pub(super) struct Layout {
     /// Shape in the GGUF file, in ggml's order.
     pub(super) dims: Vec<u64>,
     pub(super) order: Order,
-    /// Converted to F32, whatever the type in the folder.
-    pub(super) in_f32: bool,
+    /// Type that it is converted to, whatever the type in the folder.
+    pub(super) to: Option<Plain>,
     /// Number of values of such a tensor that are permuted together.
     pub(super) unit: usize,
     /// Change of each value.
@@ -247,7 +247,7 @@ impl Layout {
             factors,
             dims: shape.iter().rev().map(|d| *d as u64).collect(),
             order,
-            in_f32,
+            to: in_f32.then_some(Plain::F32),
             change,
             columns,
             transposed,
@@ -263,14 +263,14 @@ impl Layout {
         whole: &[usize],
         shape: &[usize],
         order: Order,
-        in_f32: bool,
+        to: Option<Plain>,
     ) -> Layout {
         let row_len = shape.last().copied().unwrap_or(1);
         Layout {
             plain,
             dims: shape.iter().rev().map(|d| *d as u64).collect(),
             order,
-            in_f32,
+            to,
             unit: if shape.len() == 1 { 1 } else { row_len },
             change: Change::Nothing,
             columns: None,
@@ -292,16 +292,17 @@ impl Layout {
         let file = part.file.name().to_owned();
         let (plain, order, mut dims) = (self.plain, self.order, self.dims);
         let (bytes, ty, row_len) = (plain.bytes(), plain.ty(), dims[0] as usize);
-        if self.in_f32 {
-            let rows = Arc::new(Widened {
+        if let Some(to) = self.to {
+            let rows = Arc::new(Retyped {
                 part,
                 plain,
+                to,
                 order,
                 unit: self.unit,
                 row_len,
                 change: self.change,
             });
-            view.made(name, &dims, TensorType::F32, &file, rows)?;
+            view.made(name, &dims, to.ty(), &file, rows)?;
         } else if !self.factors.is_empty() {
             let rows = Arc::new(Scaled {
                 part,
@@ -367,7 +368,7 @@ fn is_convolution(name: &str) -> bool {
 
 /// Returns whether llama.cpp's converter keeps a tensor in F32 whatever the type of matrices:
 /// vectors, norms, biases, routers, convolutions, and embeddings of positions and token types.
-pub fn stays_f32(name: &str, dimensions: usize) -> bool {
+pub(super) fn stays_f32(name: &str, dimensions: usize) -> bool {
     let ends = [
         "position_embd.weight",
         "token_types.weight",

@@ -38,8 +38,7 @@ use octavo_model::Model;
 use octavo_text::tokenizer::Tokenizer;
 
 pub use error::Error;
-pub use layout::stays_f32;
-pub use tower::{has_tower, is_patches, open_tower};
+pub use tower::{has_fixed_type, has_tower, is_patches, open_tower};
 pub use write::{check_writable, write};
 
 /// Maximum size of `config.json` and other settings files, in bytes.

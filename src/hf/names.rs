@@ -1,6 +1,7 @@
 //! Names of tensors in folders and in GGUF.
 
 use super::Error;
+use super::config::Config;
 use super::files::{Sources, bad, show};
 use super::types::{self, ModelType};
 
@@ -8,13 +9,16 @@ use super::types::{self, ModelType};
 ///
 /// # Errors
 /// If two tensors would have the same name.
-pub(super) fn named(row: &ModelType, n_layer: usize, sources: Sources) -> Result<Sources, Error> {
+pub(super) fn named(config: &Config, n_layer: usize, sources: Sources) -> Result<Sources, Error> {
+    let row = config.row;
+    let around = config.wrapper.map_or(&[][..], |wrapper| wrapper.skipped);
     let bare = |name: &str| {
         let bare = name.strip_prefix(row.prefix);
         bare.unwrap_or(name).to_owned()
     };
     let name = |name: String| {
-        let name = bare(&name.replacen("language_model.", "", 1));
+        let name = name.replacen("language_model.", "", 1);
+        let name = bare(&name.replacen("text_model.", "", 1));
         let name = ahead(row, n_layer, &name).unwrap_or(name);
         let mut renamed = row.renamed.iter();
         let stem = renamed.find_map(|(from, to)| Some((name.strip_suffix(from)?, to)));
@@ -23,7 +27,8 @@ pub(super) fn named(row: &ModelType, n_layer: usize, sources: Sources) -> Result
     let is_ahead = |name: &str| in_layer(row, name).is_some_and(|(l, _)| l as usize >= n_layer);
     let skipped = |name: &str| {
         let name = &bare(name);
-        let is_skipped = row.skipped.iter().any(|start| name.starts_with(start));
+        let mut starts = row.skipped.iter().chain(around);
+        let is_skipped = starts.any(|start| name.starts_with(start));
         is_skipped || row.drops_ahead && is_ahead(name)
     };
     let mut all = Sources::new();

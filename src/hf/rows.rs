@@ -235,10 +235,11 @@ impl Change {
     }
 }
 
-/// Vectors, and other tensors that GGUF keeps in F32.
-pub(super) struct Widened {
+/// Vectors, and other tensors that have one type in every GGUF file.
+pub(super) struct Retyped {
     pub(super) part: FileRange,
     pub(super) plain: Plain,
+    pub(super) to: Plain,
     pub(super) order: Order,
     /// Number of values that are permuted together: a row, or 1.
     pub(super) unit: usize,
@@ -247,16 +248,16 @@ pub(super) struct Widened {
     pub(super) change: Change,
 }
 
-impl RowSource for Widened {
+impl RowSource for Retyped {
     fn fill(&self, first: u64, out: &mut [u8]) {
         let from = self.part.bytes();
         let n = self.plain.bytes();
         let values = first as usize * self.row_len..;
-        for (i, out) in values.zip(out.chunks_exact_mut(4)) {
+        for (i, out) in values.zip(out.chunks_exact_mut(self.to.bytes())) {
             let source = self.order.source(i / self.unit) * self.unit + i % self.unit;
             let at = source * n;
             let v = &from[at..at + n];
-            out.copy_from_slice(&self.change.of(self.plain.read(v)).to_le_bytes());
+            self.to.write(self.change.of(self.plain.read(v)), out);
         }
     }
 }

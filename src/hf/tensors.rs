@@ -27,7 +27,7 @@ pub(super) fn declare(
 ) -> Result<(), Error> {
     let row = config.row;
     let n_layer = config.count("num_hidden_layers")?;
-    let mut sources = named(row, n_layer, read(dir, options)?)?;
+    let mut sources = named(config, n_layer, read(dir, options)?)?;
     sources.extend(modules::tensors(dir, config, options)?);
     // checkpoints also have frequencies that follow from the settings, and copies of tied weights
     let spare = |name: &str| {

@@ -98,7 +98,11 @@ fn what_is_not_supported_is_refused_by_name() {
         c["quantization_config"]["group_size"] = json!(0)
     });
     config(
-        &["model_type", "lfm2, lfm2_moe, llama, mamba2", "rwkv7"],
+        &[
+            "model_type",
+            "lfm2, lfm2_moe, llama, llava, mamba2",
+            "rwkv7",
+        ],
         &|c| c["model_type"] = json!("rwkv7"),
     );
     config(&["model_type: expected a string, got 3"], &|c| {

@@ -8,10 +8,13 @@ use super::mix::Choices;
 use super::plan::change_to;
 use super::{Error, Options, Plan, Target};
 
-/// Returns the type that a tensor gets: `to` for matrices, F32 for vectors and whatever else
-/// llama.cpp's converter stores as F32. Q4_1 applies to AWQ groups only; other matrices are then
-/// unchanged, as without a `to`. MXFP4 blocks are always unchanged.
-fn target_type(tensor: &TensorInfo, to: Option<TensorType>) -> TensorType {
+/// Returns the type that a tensor gets: `to` for matrices, its own for vectors and whatever else
+/// llama.cpp's converter stores in one type. Q4_1 applies to AWQ groups only; other matrices are
+/// then unchanged, as without a `to`. MXFP4 blocks are always unchanged.
+fn target_type(gguf: &Gguf, tensor: &TensorInfo, to: Option<TensorType>) -> TensorType {
+    if hf::has_fixed_type(gguf, tensor) {
+        return tensor.ty;
+    }
     if hf::is_patches(&tensor.name) {
         return match to {
             None | Some(TensorType::Q4_1) => tensor.ty,
@@ -20,7 +23,6 @@ fn target_type(tensor: &TensorInfo, to: Option<TensorType>) -> TensorType {
         };
     }
     match to.unwrap_or(TensorType::Q4_1) {
-        _ if hf::stays_f32(&tensor.name, tensor.dims.len()) => TensorType::F32,
         _ if tensor.ty == TensorType::MXFP4 => tensor.ty,
         TensorType::Q4_1 if !TensorType::AWQ.contains(&tensor.ty) => tensor.ty,
         to => to,
@@ -49,12 +51,11 @@ impl<'a> Plan<'a> {
         let changes = gguf
             .tensors()
             .iter()
-            .map(|t| change_to(t, target_type(t, to), |_| false))
+            .map(|t| change_to(t, target_type(gguf, t, to), |_| false))
             .collect::<Result<Vec<_>, _>>()?;
         let groups = changes.iter().any(|c| c.to == TensorType::Q4_1);
         // tensors of the same type in every file do not count
-        let says =
-            |t: &TensorInfo| !hf::is_patches(&t.name) && !hf::stays_f32(&t.name, t.dims.len());
+        let says = |t: &TensorInfo| !hf::is_patches(&t.name) && !hf::has_fixed_type(gguf, t);
         let most = changes
             .iter()
             .filter(|c| says(&c.tensor))

@@ -294,7 +294,7 @@ pub(super) const GELU: &[&str] = &["gelu", "gelu_new", "gelu_fast", "gelu_pytorc
 const PHI3_BIASES: &[&str] = &["self_attn.qkv_proj", "self_attn.o_proj"];
 
 /// Prefixes of the vision encoder's tensors.
-const VISION: &[&str] = &[
+pub(super) const VISION: &[&str] = &[
     "vision_tower.",
     "multi_modal_projector.",
     "model.vision_tower.",

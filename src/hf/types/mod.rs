@@ -20,6 +20,7 @@ mod seeing;
 use gguf_rs_lite::View;
 
 pub(super) use gemma4::global_head_dim;
+pub(super) use seeing::{WRAPPERS, Wrapper};
 
 use super::Error;
 use super::config::Config;

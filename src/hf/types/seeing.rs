@@ -1,11 +1,13 @@
-//! The text models of vision-language models: heads are rotated by the axes of an image (M-RoPE).
-//! Their vision encoders are files of their own ([`super::super::tower`]).
+//! The text models of vision-language models: those whose heads are rotated by the axes of an image
+//! (M-RoPE), and those that are text models of other types. Their vision encoders are files of
+//! their own ([`super::super::tower`]).
 
 use gguf_rs_lite::View;
 use serde_json::Value;
 
 use super::super::Error;
 use super::super::config::Config;
+use super::dense::VISION;
 use super::mixtures::QWEN3_MOE;
 use super::{Is, LLAMA, ModelType, Windows, names, only};
 
@@ -78,3 +80,58 @@ fn axes_and_layers(config: &Config, view: &mut View) -> Result<(), Error> {
     view.set(&config.key("n_deepstack_layers"), layers);
     Ok(())
 }
+
+/// A vision-language model's `model_type` whose text model is of another type.
+pub(in super::super) struct Wrapper {
+    /// Name of the `model_type`.
+    pub(in super::super) name: &'static str,
+    /// Section of the text model's settings.
+    pub(in super::super) section: &'static str,
+    /// Values of the section's `model_type`.
+    pub(in super::super) texts: &'static [&'static str],
+    /// Default values in transformers of the text model's settings.
+    pub(in super::super) defaults: &'static [(&'static str, f64)],
+    /// Prefixes of tensors that are not part of the text model.
+    pub(in super::super) skipped: &'static [&'static str],
+}
+
+pub(in super::super) const WRAPPERS: &[Wrapper] = &[
+    IDEFICS3,
+    Wrapper {
+        name: "smolvlm",
+        ..IDEFICS3
+    },
+    INTERNVL,
+    Wrapper {
+        name: "internvl_chat",
+        section: "llm_config",
+        skipped: &["vision_model.", "mlp1."],
+        ..INTERNVL
+    },
+    Wrapper {
+        name: "llava",
+        section: "text_config",
+        texts: &["mistral", "llama"],
+        defaults: HEADS,
+        skipped: VISION,
+    },
+];
+
+const IDEFICS3: Wrapper = Wrapper {
+    name: "idefics3",
+    section: "text_config",
+    texts: &["llama"],
+    defaults: HEADS,
+    skipped: &["model.vision_model.", "model.connector."],
+};
+
+const INTERNVL: Wrapper = Wrapper {
+    name: "internvl",
+    section: "text_config",
+    texts: &["qwen2", "qwen3", "qwen3_moe", "llama"],
+    defaults: &[],
+    skipped: VISION,
+};
+
+/// The number of heads of LLaMA and Mistral, which SmolVLM's and Pixtral's folders leave out.
+const HEADS: &[(&str, f64)] = &[("num_attention_heads", 32.0)];

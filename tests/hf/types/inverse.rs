@@ -97,7 +97,7 @@ fn named(case: &Case, name: &str) -> String {
 
 /// Permutes the rows of heads back: in GGUF neighbours are rotated together, here the first half
 /// with the second.
-fn turned_back(t: &Tensor, head_dim: usize) -> Tensor {
+pub(super) fn turned_back(t: &Tensor, head_dim: usize) -> Tensor {
     let width = t.values.len() / t.shape[0];
     let mut values = vec![0.0; t.values.len()];
     for (row, from) in t.values.chunks(width).enumerate() {

@@ -58,15 +58,7 @@ fn tensors(tower: &Gguf, prefix: &str) -> BTreeMap<String, Tensor> {
             values: both,
         },
     );
-    let blocks = file.keys().filter(|name| name.contains("attn_q.")).cloned();
-    for q in blocks.collect::<Vec<_>>() {
-        let parts = ["attn_q.", "attn_k.", "attn_v."];
-        let parts = parts.map(|part| file.remove(&q.replace("attn_q.", part)).expect("all three"));
-        let mut shape = parts[0].shape.clone();
-        shape[0] *= 3;
-        let values = parts.iter().flat_map(|t| t.values.clone()).collect();
-        file.insert(q.replace("attn_q.", "attn_qkv."), Tensor { shape, values });
-    }
+    fuse_thirds(&mut file);
     let of_qwen3 = file.contains_key("v.position_embd.weight");
     let more = if of_qwen3 {
         NAMES_OF_QWEN3
@@ -97,8 +89,21 @@ fn tensors(tower: &Gguf, prefix: &str) -> BTreeMap<String, Tensor> {
     prefixed.collect()
 }
 
+/// Joins queries, keys and values of each block.
+pub(super) fn fuse_thirds(file: &mut BTreeMap<String, Tensor>) {
+    let blocks = file.keys().filter(|name| name.contains("attn_q.")).cloned();
+    for q in blocks.collect::<Vec<_>>() {
+        let parts = ["attn_q.", "attn_k.", "attn_v."];
+        let parts = parts.map(|part| file.remove(&q.replace("attn_q.", part)).expect("all three"));
+        let mut shape = parts[0].shape.clone();
+        shape[0] *= 3;
+        let values = parts.iter().flat_map(|t| t.values.clone()).collect();
+        file.insert(q.replace("attn_q.", "attn_qkv."), Tensor { shape, values });
+    }
+}
+
 /// Returns the mean that is subtracted from channels, and the divisor.
-fn colours(tower: &Gguf) -> Value {
+pub(super) fn colours(tower: &Gguf) -> Value {
     let three = |key: &str| -> Vec<f32> {
         let Some(gguf_rs_lite::Value::Array(all)) = tower.get(key) else {
             panic!("no {key}");
@@ -115,15 +120,15 @@ fn colours(tower: &Gguf) -> Value {
     })
 }
 
-/// A folder of a text model and a vision encoder, in one of two naming schemes.
-struct Both {
-    dir: TempDir,
-    folder: PathBuf,
-    tower: Gguf,
+/// A folder of a text model and a vision encoder.
+pub(super) struct Both {
+    pub(super) dir: TempDir,
+    pub(super) folder: PathBuf,
+    pub(super) tower: Gguf,
 }
 
 impl Both {
-    /// Creates it; `None` if the shared folder is absent.
+    /// Creates the folder of one of two types; `None` if the shared folder is absent.
     fn new(model_type: &str, dtype: safetensors::Dtype) -> Option<Both> {
         let models = shared("arch/models")?;
         let file = TOWERS.iter().find(|tower| tower.1 == model_type);
@@ -145,18 +150,27 @@ impl Both {
         Some(Both { dir, folder, tower })
     }
 
-    fn open(&self) -> Result<Gguf, hf::Error> {
+    pub(super) fn open(&self) -> Result<Gguf, hf::Error> {
         hf::open_tower(&self.folder, &OpenOptions::default())
     }
 
     /// Changes a settings file.
-    fn change(&self, name: &str, change: impl FnOnce(&mut Value)) {
+    pub(super) fn change(&self, name: &str, change: impl FnOnce(&mut Value)) {
         let path = self.folder.join(name);
         let text = std::fs::read(&path).expect("there");
         let mut settings = serde_json::from_slice(&text).expect("JSON");
         change(&mut settings);
         std::fs::write(path, settings.to_string()).expect("written");
     }
+}
+
+/// Creates the folders of both encoders, with their names.
+pub(super) fn folders() -> Option<Vec<(&'static str, Both)>> {
+    let of = |model_type| Some((model_type, Both::new(model_type, safetensors::Dtype::F32)?));
+    TOWERS
+        .into_iter()
+        .map(|(_, model_type)| of(model_type))
+        .collect()
 }
 
 /// Makes a folder of a text model and a vision encoder, which lives as long as the temporary
