@@ -13,7 +13,7 @@ impl Batch {
         if !self.options.prefixes || runner.disk().is_none() {
             return;
         }
-        for id in self.scheduler.to_look_up() {
+        for id in self.scheduler.take_lookups() {
             let sequence = self.scheduler.sequence(id);
             let sequence = sequence.expect("a sequence of the scheduler");
             let prefix = sequence.prefix_key(self.options.reuse_generated);

@@ -24,7 +24,8 @@ pub(crate) use block_table::BlockTable;
 pub use cache_manager::PageCounts;
 pub(crate) use cache_manager::{CachedPage, GroupCopy, KvCacheManager, SequenceKv};
 pub(crate) use disk::{
-    Digest, DiskCache, MAX_RUN, MIN_RUN, PageParts, PageSizes, SavedPage, page_digest, root,
+    Digest, DiskCache, MAX_RUN, MIN_RUN, PageParts, PageSizes, PartBytes, SavedPage, page_digest,
+    root,
 };
 pub use disk::{PromptCacheOptions, PromptCacheStats, SlotError, SlotPages};
 pub(crate) use prefix_cache::PrefixKey;

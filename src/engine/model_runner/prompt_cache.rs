@@ -6,8 +6,8 @@ use octavo_kernels::KvStore;
 
 use super::ModelRunner;
 use crate::kv::{
-    CachedPage, Digest, DiskCache, MAX_RUN, MIN_RUN, PAGE, PageParts, PageSizes, PrefixKey,
-    SavedPage, SequenceKv, SlotError, SlotPages, page_digest, root,
+    CachedPage, Digest, DiskCache, MAX_RUN, MIN_RUN, PAGE, PageParts, PageSizes, PartBytes,
+    PrefixKey, SavedPage, SequenceKv, SlotError, SlotPages, page_digest, root,
 };
 
 /// A page of a prompt, and its digest.
@@ -202,7 +202,7 @@ impl ModelRunner {
         &mut self,
         kv: &mut SequenceKv,
         parts: &[PageParts],
-        read: &mut dyn FnMut(usize, PageParts) -> Option<Vec<(PageParts, Vec<u8>)>>,
+        read: &mut dyn FnMut(usize, PageParts) -> Option<PartBytes>,
     ) -> Option<Vec<PageParts>> {
         let before = kv.len() / PAGE;
         let end = (before + parts.len()) * PAGE;

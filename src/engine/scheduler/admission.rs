@@ -8,7 +8,7 @@ use crate::kv::{KvCacheManager, PAGE};
 impl Scheduler {
     /// Returns the requests that may begin in the next prefill step and were not returned before:
     /// those whose pages to look for on disk.
-    pub(crate) fn to_look_up(&mut self) -> Vec<RequestId> {
+    pub(crate) fn take_lookups(&mut self) -> Vec<RequestId> {
         let places = self.settings.sequences.saturating_sub(self.running());
         let may_begin = |sequence: &&mut Sequence| {
             sequence.state != State::Running && sequence.id == sequence.group

@@ -68,7 +68,7 @@ fn files_of_options_are_looked_for_before_the_model() {
                     &[]
                 }
                 "--ssl-cert-file" => &["--ssl-key-file", "/etc/hosts"],
-                "--ssl-key-file" => &["--ssl-cert-file", "/etc/hosts"],
+                "--ssl-key-file" => &["--ssl-cert-file", NOTHING],
                 // another text would conflict with it
                 "--file" => {
                     args.truncate(2);

@@ -29,6 +29,9 @@ const ENTRY: usize = 32 + 4 * PAGE + 2 + 8 + 8 + 8 + 32;
 
 const CHECKSUM: usize = 32;
 
+/// Parts of a page with the bytes of each.
+pub(crate) type PartBytes = Vec<(PageParts, Vec<u8>)>;
+
 /// Parts of a page, as bits: its keys and values in each group of layers, and the state of
 /// recurrent layers at its end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use super::digest::Digest;
-use super::file::{self, Entry, PageParts, PageSizes, SavedPage, Unusable};
+use super::file::{self, Entry, PageParts, PageSizes, PartBytes, SavedPage, Unusable};
 use super::{Counts, PromptCacheOptions, lock};
 use crate::kv::prefix_cache::PageKey;
 
@@ -270,7 +270,7 @@ impl Folder {
         page: &Digest,
         key: &PageKey,
         wanted: PageParts,
-    ) -> Option<Vec<(PageParts, Vec<u8>)>> {
+    ) -> Option<PartBytes> {
         let (mut missing, mut found) = (wanted, Vec::new());
         while !missing.is_empty() {
             let has_one = |place: &&Place| place.entry.parts.without(missing) != place.entry.parts;
@@ -287,11 +287,7 @@ impl Folder {
         Some(found)
     }
 
-    fn read_place(
-        &self,
-        place: &Place,
-        key: &PageKey,
-    ) -> Result<Vec<(PageParts, Vec<u8>)>, Unusable> {
+    fn read_place(&self, place: &Place, key: &PageKey) -> Result<PartBytes, Unusable> {
         if !place.entry.is_of(key) {
             return Err(Unusable::Damaged);
         }

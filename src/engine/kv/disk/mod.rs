@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub(crate) use digest::{Digest, page_digest, root};
-pub(crate) use file::{PageParts, PageSizes, SavedPage};
+pub(crate) use file::{PageParts, PageSizes, PartBytes, SavedPage};
 use folder::Folder;
 pub use slot::{SlotError, SlotPages};
 use writer::Writer;
@@ -138,7 +138,7 @@ impl DiskCache {
         page: &Digest,
         key: &PageKey,
         wanted: PageParts,
-    ) -> Option<Vec<(PageParts, Vec<u8>)>> {
+    ) -> Option<PartBytes> {
         lock(&self.folder).read(page, key, wanted)
     }
 

@@ -5,7 +5,7 @@ use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
 use super::digest::Digest;
-use super::file::{self, PageParts, PageSizes, SavedPage, Unusable};
+use super::file::{self, PageParts, PageSizes, PartBytes, SavedPage, Unusable};
 use crate::kv::PAGE;
 
 /// Reasons why a file of a slot is refused.
@@ -114,7 +114,7 @@ impl SlotPages {
     }
 
     /// Returns parts of page `place`, each with its bytes.
-    pub(crate) fn cut(&self, place: usize, wanted: PageParts) -> Option<Vec<(PageParts, Vec<u8>)>> {
+    pub(crate) fn cut(&self, place: usize, wanted: PageParts) -> Option<PartBytes> {
         let page = self.pages.get(place)?;
         let parts = self.sizes.cut(page.parts, &page.bytes)?.into_iter();
         let wanted = parts.filter(|(part, _)| wanted.has(*part));
