@@ -97,7 +97,7 @@ fn inserted(text: &str, prefix: &str, line: &str) -> Result<String, String> {
     let is_like = |line: &&str| line.starts_with(prefix);
     let first = lines
         .iter()
-        .position(|line| is_like(line))
+        .position(&is_like)
         .ok_or_else(|| format!("expected lines that begin with {prefix:?}"))?;
     let n = lines[first..]
         .iter()

@@ -265,7 +265,7 @@ mod tests {
 
     use super::*;
 
-    fn named(name: &str) -> Option<(Arc<Gguf>, Vec<(&'static str, Differences)>)> {
+    fn nearest_to(name: &str) -> Option<Vec<(&'static str, Differences)>> {
         let path = shared(&format!("{name}.gguf"))?;
         let gguf = Arc::new(Gguf::open(&path, &OpenOptions::default()).expect("a model"));
         let own = gguf
@@ -273,14 +273,13 @@ mod tests {
             .expect("a text")
             .expect("there")
             .to_owned();
-        let all = nearest(&gguf, &own);
-        Some((gguf, all))
+        Some(nearest(&gguf, &own))
     }
 
     #[test]
     fn relatives_are_found_and_differences_are_named() {
         // SmolLM 3 is LLaMA with layers that are not rotated
-        let Some((_, all)) = named("arch/models/smollm3-F32") else {
+        let Some(all) = nearest_to("arch/models/smollm3-F32") else {
             return;
         };
         let same: Vec<&str> = all
@@ -291,7 +290,7 @@ mod tests {
         assert!(same.contains(&"llama"), "{same:?}");
         assert_eq!(all.len(), Arch::all().len() - 1);
         // Qwen 3 has norms of queries and keys, which Qwen 2 does not have
-        let (_, all) = named("models/tiny-qwen3-Q8_0").expect("a model of the same folder");
+        let all = nearest_to("models/tiny-qwen3-Q8_0").expect("a model of the same folder");
         let of = |name: &str| {
             &all.iter()
                 .find(|(other, _)| *other == name)
