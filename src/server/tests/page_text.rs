@@ -296,7 +296,7 @@ fn bytes_of(server: &Server, path: &str, headers: &str) -> Vec<u8> {
 }
 
 fn page_etag(head: &str) -> String {
-    let line = head.lines().find_map(|line| line.strip_prefix("etag: "));
+    let line = head.lines().find_map(|line| line.strip_prefix("Etag: "));
     line.expect("a tag").to_owned()
 }
 
