@@ -56,7 +56,7 @@ pub static FORMATS: LazyLock<Vec<TensorType>> = LazyLock::new(|| {
 pub const HEAD_DIMS: [usize; 10] = [8, 16, 32, 64, 72, 80, 96, 128, 192, 256];
 
 /// Headers that the kernels include: name and text.
-pub const HEADERS: [(&str, &str); 20] = [
+pub static HEADERS: [(&str, &str); 20] = [
     ("compat.cuh", include_str!("../../cuda/compat.cuh")),
     ("gate.cuh", include_str!("../../cuda/gate.cuh")),
     ("norm.cuh", include_str!("../../cuda/norm.cuh")),
@@ -95,7 +95,7 @@ pub const HEADERS: [(&str, &str); 20] = [
 ];
 
 /// Source files of the modules: name and text.
-const FILES: [(&str, &str); 15] = [
+static FILES: [(&str, &str); 15] = [
     ("rows.cu", include_str!("../../cuda/rows.cu")),
     ("activations.cu", include_str!("../../cuda/activations.cu")),
     ("kv.cu", include_str!("../../cuda/kv.cu")),

@@ -12,7 +12,7 @@ use super::host_compiler::{HostCompiler, Unit, running};
 use super::shim::{Shim, Sources};
 
 /// Sources: file name, relative to `cuda/`, and text.
-const FILES: [(&str, &str); 11] = [
+static FILES: [(&str, &str); 11] = [
     (
         "standin/standin.h",
         include_str!("../../cuda/standin/standin.h"),
