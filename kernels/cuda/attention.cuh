@@ -43,9 +43,9 @@ struct Seen {
 DEVICE Seen seen_by(const AttentionParams& p, u32 row) {
     if (p.firsts != nullptr) return {p.firsts[row], p.ends[row]};
     const u32 own = static_cast<u32>(p.paging.positions[row] + 1);
-    u32 first = p.window != 0 && own > p.window ? own - p.window : 0;
-    if (p.chunked != 0 && p.window != 0 && own != 0) first = (own - 1) / p.window * p.window;
-    return {first, least(own + p.after, p.ends[row])};
+    if (p.window == 0) return {0, least(own + p.after, p.ends[row])};
+    const u32 back = p.chunked != 0 ? (own - 1) % p.window + 1 : p.window;
+    return {own > back ? own - back : 0, least(own + p.after, p.ends[row])};
 }
 
 // The sink of a query head; where there are none, what adds nothing.
