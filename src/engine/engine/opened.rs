@@ -181,7 +181,7 @@ impl Opened {
     }
 }
 
-/// What an engine needs to keep pages in files.
+/// Identity and page sizes by which an engine keeps pages in files.
 type PageFiles = (Option<(Digest, PageSizes)>, Option<Arc<DiskCache>>);
 
 /// Prepares the files of pages that the options ask for: the identity of the model's pages, and the

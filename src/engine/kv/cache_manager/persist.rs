@@ -1,4 +1,4 @@
-//! What the prefix cache on disk needs to know of pages in memory, and how pages come back.
+//! Cached pages as the prefix cache on disk sees them, and pages that come back from it.
 
 use super::{KvCacheManager, SequenceKv};
 use crate::kv::PAGE;

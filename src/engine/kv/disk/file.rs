@@ -125,7 +125,7 @@ pub(crate) struct SavedPage {
     pub digest: Digest,
     /// Its tokens.
     pub key: PageKey,
-    /// What there is of it.
+    /// Parts of the page that are there.
     pub parts: PageParts,
     /// The bytes of these parts, in order.
     pub bytes: Vec<u8>,

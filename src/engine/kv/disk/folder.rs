@@ -49,7 +49,7 @@ struct Place {
     entry: Entry,
 }
 
-/// What is known of the folder.
+/// Index of the folder's files and pages.
 pub(super) struct Folder {
     dir: PathBuf,
     max_bytes: u64,

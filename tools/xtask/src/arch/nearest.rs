@@ -15,7 +15,7 @@ const MOST_TRIES: usize = 400;
 /// Architectures that come first among equally near ones.
 const PLAIN: [&str; 3] = ["llama", "qwen2", "qwen3"];
 
-/// What a file that does not load even so counts as, in keys and tensors.
+/// Number of differences that an error counts as, if the file cannot be loaded in spite of it.
 const STOPPED: usize = 10;
 
 /// Differences of a file from what an architecture expects. Tensors of layers have N in place of
