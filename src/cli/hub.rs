@@ -294,17 +294,50 @@ impl About {
     }
 }
 
-/// Runs `octavo rm`.
-pub(super) fn rm(args: &RmArgs) -> Result<Exit, Failure> {
+/// Reads the name of a repository's model, with or without hf: before it.
+fn repository(name: &str) -> Result<(String, FileSelector), Failure> {
     let usage = |error: octavo_hub::Error| Failure::Usage(error.to_string());
-    let text = args.model.strip_prefix("hf:").unwrap_or(&args.model);
+    let text = name.strip_prefix("hf:").unwrap_or(name);
     let RemoteModel::Repository { repo, file, .. } =
         RemoteModel::repository(text).map_err(usage)?
     else {
         unreachable!("a repository is read as one");
     };
+    Ok((repo, file))
+}
+
+/// Checks that a name is that of a repository's model.
+pub(super) fn check_repository(name: &str) -> Result<(), Failure> {
+    repository(name).map(drop)
+}
+
+/// Downloads a repository's model, and the image encoder beside it if there is one. `report` takes
+/// a file, its bytes so far, and all of its bytes if that is known.
+pub(super) fn download(
+    name: &str,
+    report: &mut dyn FnMut(&str, u64, Option<u64>),
+) -> Result<(), Failure> {
+    let text = name.strip_prefix("hf:").unwrap_or(name);
+    let remote =
+        RemoteModel::repository(text).map_err(|error| Failure::Usage(error.to_string()))?;
+    let mut sink = |event: Event<'_>| match event {
+        Event::HubIsAway { error } => {
+            terminal::note(&format!(
+                "octavo: warning: {error}; the cached model is used"
+            ));
+        }
+        Event::Downloading { file, done, total } => report(file, done, total),
+    };
+    hub()?.model_and_sibling(&remote, "mmproj", &mut sink)?;
+    Ok(())
+}
+
+/// Removes a repository's model from the cache: without a quantization or file, all of the
+/// repository. Returns the bytes that are free now, unless they are not known; `None` if the model
+/// is not there.
+pub(super) fn remove(name: &str) -> Result<Option<Option<u64>>, Failure> {
+    let (repo, file) = repository(name)?;
     let cache = octavo_hub::Cache::from_env()?;
-    let missing = || Failure::Input(format!("{}: not in the cache (octavo list)", args.model));
     let is_selected = |model: &CachedModel| match &file {
         FileSelector::Path(path) => model.file == *path,
         FileSelector::Quantization(Some(tag)) => {
@@ -314,10 +347,7 @@ pub(super) fn rm(args: &RmArgs) -> Result<Exit, Failure> {
         FileSelector::Quantization(None) => true,
     };
     if file == FileSelector::Quantization(None) {
-        return match cache.remove(&repo)? {
-            true => Ok(Exit::Done),
-            false => Err(missing()),
-        };
+        return Ok(cache.remove(&repo)?.then_some(None));
     }
     let models = cache.models();
     let own: Vec<&CachedModel> = models
@@ -325,12 +355,27 @@ pub(super) fn rm(args: &RmArgs) -> Result<Exit, Failure> {
         .filter(|model| model.repo == repo && is_selected(model))
         .collect();
     if own.is_empty() {
-        return Err(missing());
+        return Ok(None);
     }
     let mut freed = 0;
     for model in own {
         freed += cache.remove_file(&repo, &model.file)?;
     }
-    terminal::note(&format!("octavo: {} freed", size(freed)));
-    Ok(Exit::Done)
+    Ok(Some(Some(freed)))
+}
+
+/// Runs `octavo rm`.
+pub(super) fn rm(args: &RmArgs) -> Result<Exit, Failure> {
+    match remove(&args.model)? {
+        Some(freed) => {
+            if let Some(freed) = freed {
+                terminal::note(&format!("octavo: {} freed", size(freed)));
+            }
+            Ok(Exit::Done)
+        }
+        None => Err(Failure::Input(format!(
+            "{}: not in the cache (octavo list)",
+            args.model
+        ))),
+    }
 }

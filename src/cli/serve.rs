@@ -44,6 +44,7 @@ Examples:
   octavo serve --models ~/models --models-memory 24G
   octavo serve --models models.toml --idle-unload 600
   octavo serve --models llama-presets.ini
+  octavo serve --models hf:                      what octavo pull has downloaded
   curl http://127.0.0.1:8080/v1/chat/completions -d \
 '{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}'
 
@@ -175,13 +176,8 @@ fn several(args: &ServeArgs, options: &mut Options) -> Result<(Models, (String, 
     let (models, served) = args
         .models
         .models(&args.given, args.listen.slot_save_path.clone())?;
-    for model in &served {
-        let name = model.names.first().map_or("", String::as_str);
-        model.args.check().map_err(|failure| failure.of(name))?;
-        if model.args.mmproj.mmproj.is_some() {
-            options.max_body = options.max_body.max(IMAGES_BODY);
-        }
-    }
+    // models that come later may take images
+    options.max_body = options.max_body.max(IMAGES_BODY);
     let name = match served.len() {
         1 => "1 model".to_owned(),
         n => format!("{n} models"),

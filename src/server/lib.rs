@@ -47,7 +47,7 @@ use listen::Listeners;
 pub use listen::{Address, ListenError, OpenedSocket, check_listen, socket_path};
 pub use local::{LocalAnswer, LocalChats, RequestError};
 pub use logging::{LogEvent, LogSink, RequestRecord};
-pub use models::{LoadedModel, ModelEntry, ModelLimits, ModelLoader, Models};
+pub use models::{LoadedModel, ModelEntry, ModelLimits, ModelLoader, ModelSource, Models};
 use server::Server;
 pub use tls::{Tls, TlsError};
 
@@ -272,6 +272,7 @@ pub fn serve(
         ready(&addresses);
         let registry = Arc::clone(&server.registry);
         registry.begin();
+        tokio::spawn(routes::look_at_models(Arc::clone(&server)));
         let keeper = tokio::spawn(Arc::clone(&registry).keep());
         let stopped = async {
             stop.times(1).await;

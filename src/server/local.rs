@@ -58,6 +58,7 @@ impl LocalChats {
         let none = Models {
             entries: Vec::new(),
             limits: ModelLimits::default(),
+            source: None,
         };
         let server = Server::new(none, Options::default(), &mut |_| {})?;
         let parts = (template, server.metrics.of(""), None);

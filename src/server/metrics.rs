@@ -1,7 +1,9 @@
-//! `/metrics`: under our own names, and also under vLLM's, for routers and autoscalers that read
-//! those.
+//! `/metrics`: under our own names; sums under llama-server's, for its dashboards; and also under
+//! vLLM's, for routers and autoscalers that read those.
 
+mod counters;
 mod disk;
+mod llama;
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -24,7 +26,6 @@ const VLLM: &str = "vllm:";
 
 type Labels = Vec<(String, String)>;
 type Real = Gauge<f64, AtomicU64>;
-type Total = fn(&Totals) -> u64;
 type Pages = fn(&Snapshot) -> usize;
 
 /// Histogram buckets for the time to the first token, in seconds: vLLM's.
@@ -45,6 +46,7 @@ const WHOLE: [f64; 21] = [
     480.0, 960.0, 1920.0, 7680.0,
 ];
 
+type Seconds = Family<Labels, Counter<f64, AtomicU64>>;
 type Histograms = Family<Labels, Histogram, fn() -> Histogram>;
 
 /// Metrics of all models, which a model keeps when it is unloaded and loaded again.
@@ -59,6 +61,10 @@ pub(crate) struct Metrics {
     inference: Histograms,
     total: Histograms,
     ended: Family<Labels, Counter>,
+    /// Seconds of prefills and of generation, and tokens of the longest text with its prompt.
+    prefill_seconds: Seconds,
+    decode_seconds: Seconds,
+    longest: Family<Labels, Gauge>,
 }
 
 /// Metrics of one model, recorded at the end of each text.
@@ -72,6 +78,9 @@ pub(crate) struct Recorder {
     inference: Histogram,
     total: Histogram,
     ended: Family<Labels, Counter>,
+    prefill_seconds: Counter<f64, AtomicU64>,
+    decode_seconds: Counter<f64, AtomicU64>,
+    longest: Gauge,
 }
 
 /// Returns the labels of a model's metrics.
@@ -123,6 +132,11 @@ impl Recorder {
         self.inference
             .observe(seconds(timing.prompt + timing.generation));
         self.total.observe(seconds(timing.total));
+        self.prefill_seconds.inc_by(seconds(timing.prompt));
+        self.decode_seconds.inc_by(seconds(timing.generation));
+        let tokens = timing.prompt_tokens + timing.generated_tokens;
+        let tokens = i64::try_from(tokens).unwrap_or(i64::MAX);
+        self.longest.set(self.longest.get().max(tokens));
     }
 }
 
@@ -143,6 +157,9 @@ impl Metrics {
             inference: whole(),
             total: whole(),
             ended: Family::default(),
+            prefill_seconds: Family::default(),
+            decode_seconds: Family::default(),
+            longest: Family::default(),
         }
     }
 
@@ -159,6 +176,9 @@ impl Metrics {
             inference: own(&self.inference),
             total: own(&self.total),
             ended: self.ended.clone(),
+            prefill_seconds: self.prefill_seconds.get_or_create(&labels).clone(),
+            decode_seconds: self.decode_seconds.get_or_create(&labels).clone(),
+            longest: self.longest.get_or_create(&labels).clone(),
             labels,
         }
     }
@@ -167,25 +187,29 @@ impl Metrics {
     pub(crate) fn encode(&self, models: &ModelRegistry) -> Result<String, std::fmt::Error> {
         let mut registry = Registry::default();
         let states = models.status(|model| model.handle.snapshot());
-        let names = models.entries.iter().map(|entry| labels(entry.name()));
-        let loaded: Vec<(Labels, Snapshot)> = names
-            .clone()
-            .zip(&states)
-            .filter_map(|(labels, state)| Some((labels, state.loaded.clone()?)))
+        let states = states.into_iter();
+        let all: Vec<(Labels, Status<Snapshot>)> = states
+            .map(|state| (labels(state.entry.name()), state))
             .collect();
-        let loads: Vec<(Labels, Status<Snapshot>)> = names.zip(states).collect();
+        let loaded: Vec<(Labels, Snapshot)> = all
+            .iter()
+            .filter_map(|(labels, state)| Some((labels.clone(), state.loaded.clone()?)))
+            .collect();
+        let totals = totals(&all);
         for prefix in self.prefixes {
             levels(&mut registry, prefix, &loaded);
-            counters(&mut registry, prefix, &loaded);
+            counters::add(&mut registry, prefix, &totals);
             self.register(&mut registry, prefix);
         }
         if self.prefixes.contains(&VLLM) {
             vllm_alone(&mut registry, &loaded);
+            counters::add_vllm_alone(&mut registry, &totals);
         }
         our_gauges(&mut registry, &loaded);
-        our_counters(&mut registry, &loaded);
+        counters::add_ours(&mut registry, &totals);
+        self.add_llama(&mut registry, &loaded, &totals);
         disk::register(&mut registry, &loaded);
-        of_models(&mut registry, &loads, models.peak());
+        of_models(&mut registry, &all, models.peak());
         let mut text = String::new();
         encode(&mut text, &registry)?;
         Ok(text)
@@ -316,6 +340,18 @@ fn add_seconds<T>(
     registry.register(name, help, counters);
 }
 
+/// Returns the counts of every model, with those of the times that it was loaded before.
+fn totals(models: &[(Labels, Status<Snapshot>)]) -> Vec<(Labels, Totals)> {
+    let all = models.iter().map(|(labels, state)| {
+        let mut totals = state.past;
+        if let Some(now) = &state.loaded {
+            totals += now.totals;
+        }
+        (labels.clone(), totals)
+    });
+    all.collect()
+}
+
 /// Adds metrics of the models themselves, loaded or not.
 fn of_models(registry: &mut Registry, models: &[(Labels, Status<Snapshot>)], peak: u64) {
     let help = "Whether the model is loaded";
@@ -363,20 +399,6 @@ fn vllm_alone(registry: &mut Registry, models: &[(Labels, Snapshot)]) {
             totals.cached_tokens as f64 / totals.prompt_tokens.max(1) as f64
         },
     );
-    let values: [(&str, &str, Total); 2] = [
-        ("queries", "Tokens looked up in the cache", |totals| {
-            totals.prompt_tokens
-        }),
-        ("hits", "Tokens found in the cache", |totals| {
-            totals.cached_tokens
-        }),
-    ];
-    for (name, help, value) in values {
-        let name = format!("vllm:gpu_prefix_cache_{name}");
-        add_counter(registry, &name, help, models, |snapshot| {
-            value(&snapshot.totals)
-        });
-    }
     // a gauge as in vLLM: Prometheus's older format has no "info" type
     let config: Family<Labels, Gauge> = Family::default();
     for (labels, snapshot) in models {
@@ -408,82 +430,4 @@ fn our_gauges(registry: &mut Registry, models: &[(Labels, Snapshot)]) {
             value(snapshot) as f64
         });
     }
-}
-
-/// Adds counters that have the same names in vLLM.
-fn counters(registry: &mut Registry, prefix: &str, models: &[(Labels, Snapshot)]) {
-    let all: [(&str, &str, Total); 6] = [
-        ("prompt_tokens", "Tokens of prompts", |totals| {
-            totals.prompt_tokens
-        }),
-        ("generation_tokens", "Tokens generated", |totals| {
-            totals.generated_tokens
-        }),
-        (
-            "num_preemptions",
-            "Requests that gave their pages back",
-            |totals| totals.preemptions,
-        ),
-        (
-            "prefix_cache_queries",
-            "Tokens looked up in the cache",
-            |totals| totals.prompt_tokens,
-        ),
-        ("prefix_cache_hits", "Tokens found in the cache", |totals| {
-            totals.cached_tokens
-        }),
-        ("requests_aborted", "Requests that were aborted", |totals| {
-            totals.aborted
-        }),
-    ];
-    for (name, help, value) in all {
-        let name = format!("{prefix}{name}");
-        add_counter(registry, &name, help, models, |snapshot| {
-            value(&snapshot.totals)
-        });
-    }
-}
-
-fn our_counters(registry: &mut Registry, models: &[(Labels, Snapshot)]) {
-    let own: [(&str, &str, Total); 8] = [
-        (
-            "octavo_recomputed_tokens",
-            "Tokens computed more than once",
-            |totals| totals.recomputed_tokens,
-        ),
-        (
-            "octavo_discarded_tokens",
-            "Tokens dropped by context shifts",
-            |totals| totals.discarded_tokens,
-        ),
-        (
-            "octavo_draft_tokens",
-            "Draft tokens of speculative decoding",
-            |totals| totals.draft_tokens,
-        ),
-        (
-            "octavo_guessed_tokens",
-            "The former name of octavo_draft_tokens, for one version",
-            |totals| totals.draft_tokens,
-        ),
-        (
-            "octavo_accepted_tokens",
-            "Draft tokens that were accepted",
-            |totals| totals.accepted_tokens,
-        ),
-        ("octavo_evicted_pages", "Cached pages given up", |totals| {
-            totals.evictions
-        }),
-        ("octavo_steps", "Steps taken", |totals| totals.steps),
-        ("octavo_requests_failed", "Requests that failed", |totals| {
-            totals.failed
-        }),
-    ];
-    for (name, help, value) in own {
-        add_counter(registry, name, help, models, |snapshot| {
-            value(&snapshot.totals)
-        });
-    }
-    let texts = ("octavo_step_seconds", "Time spent in steps");
-    add_seconds(registry, texts, models, |snapshot| snapshot.totals.busy);
 }

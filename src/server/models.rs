@@ -37,6 +37,42 @@ pub trait ModelLoader: Send + Sync {
     /// # Errors
     /// The reason, in one line.
     fn open(&self) -> Result<Gguf, String>;
+
+    /// Returns a text that changes whenever the model's options do.
+    fn options(&self) -> String;
+}
+
+/// Finds the models of a server again while it runs, and changes the hub's cache. Methods are
+/// called on threads that may block; errors are the reason, in one line.
+pub trait ModelSource: Send + Sync {
+    /// Returns all models, none of them loaded and none with a name of another.
+    ///
+    /// # Errors
+    /// If a folder, a file or an option is wrong.
+    fn find(&self) -> Result<Vec<ModelEntry>, String>;
+
+    /// Downloads a model of the hub into its cache, with its image encoder if there is one.
+    /// `report` takes a file, its bytes so far, and all of its bytes if that is known.
+    ///
+    /// # Errors
+    /// If the name is none of the hub's, or the download fails.
+    fn download(
+        &self,
+        name: &str,
+        report: &mut dyn FnMut(&str, u64, Option<u64>),
+    ) -> Result<(), String>;
+
+    /// Checks that a name is one of the hub's, without asking it.
+    ///
+    /// # Errors
+    /// What was expected.
+    fn check(&self, name: &str) -> Result<(), String>;
+
+    /// Deletes a model from the hub's cache; returns whether it was there.
+    ///
+    /// # Errors
+    /// If it cannot be deleted.
+    fn delete(&self, name: &str) -> Result<bool, String>;
 }
 
 /// A model that is served.
@@ -81,6 +117,8 @@ pub struct Models {
     pub entries: Vec<ModelEntry>,
     /// Limits of those that are loaded at a time.
     pub limits: ModelLimits,
+    /// Finds the models again, if they may change while the server runs.
+    pub source: Option<Arc<dyn ModelSource>>,
 }
 
 impl Models {
@@ -95,6 +133,7 @@ impl Models {
         Models {
             entries: vec![entry],
             limits: ModelLimits::default(),
+            source: None,
         }
     }
 }

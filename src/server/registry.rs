@@ -3,29 +3,33 @@
 
 mod facts;
 mod lease;
+mod loading;
 mod slots;
+mod source;
 mod view;
 mod watch;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use octavo_engine::Engine;
+use octavo_engine::{Engine, Totals};
 use rustls::RootCertStore;
+use serde_json::Value;
 use tokio::sync::Notify;
 
 use crate::error::ApiError;
 use crate::fetch::{self, Bounds, Fetcher};
 use crate::metrics::Metrics;
 use crate::model::Model;
-use crate::models::{ModelLimits, ModelLoader, Models};
-use crate::{Error, ModelOptions, Options, logging};
+use crate::models::{ModelEntry, ModelLimits, ModelLoader, ModelSource, Models};
+use crate::{Error, ModelOptions, Options};
 pub(crate) use facts::Facts;
 use lease::Waiting;
 pub(crate) use lease::{Hold, Lease};
-use slots::{Job, Phase, State};
+use slots::{Phase, State};
+pub(crate) use source::Transfers;
 pub(crate) use view::Status;
 pub(crate) use watch::Changes;
 
@@ -34,9 +38,47 @@ pub(crate) struct Entry {
     pub(crate) names: Vec<String>,
     loader: Option<Arc<dyn ModelLoader>>,
     facts: OnceLock<Facts>,
+    /// Whether it is one of the models no more, and only waits to be unloaded.
+    is_gone: AtomicBool,
+    /// Counts of the times that it was loaded before.
+    past: Mutex<Totals>,
+    /// Answer of `/props` when it was last loaded.
+    props: Mutex<Option<Value>>,
 }
 
 impl Entry {
+    fn new(names: Vec<String>, loader: Option<Arc<dyn ModelLoader>>) -> Arc<Entry> {
+        Arc::new(Entry {
+            names,
+            loader,
+            facts: OnceLock::new(),
+            is_gone: AtomicBool::new(false),
+            past: Mutex::new(Totals::default()),
+            props: Mutex::new(None),
+        })
+    }
+
+    /// Returns whether it is one of the models that requests may name.
+    pub(crate) fn is_listed(&self) -> bool {
+        !self.is_gone.load(Ordering::Relaxed)
+    }
+
+    /// Keeps the answer of `/props`, for when the model is unloaded.
+    pub(crate) fn keep_props(&self, props: &Value) {
+        let mut own = self.props.lock().unwrap_or_else(PoisonError::into_inner);
+        *own = Some(props.clone());
+    }
+
+    /// Returns the answer of `/props` that was kept.
+    pub(crate) fn props(&self) -> Option<Value> {
+        let props = self.props.lock();
+        props.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn past(&self) -> MutexGuard<'_, Totals> {
+        self.past.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns its first name.
     pub(crate) fn name(&self) -> &str {
         self.names.first().map_or("", String::as_str)
@@ -45,7 +87,8 @@ impl Entry {
 
 /// The models of a server.
 pub(crate) struct Registry {
-    pub(crate) entries: Vec<Entry>,
+    /// All models that there ever were, so that a model keeps its index.
+    entries: RwLock<Vec<Arc<Entry>>>,
     pub(crate) limits: ModelLimits,
     options: Arc<Options>,
     metrics: Arc<Metrics>,
@@ -54,6 +97,10 @@ pub(crate) struct Registry {
     state: Mutex<State<Arc<Model>>>,
     /// Signaled when a model's phase changes.
     changed: Notify,
+    /// Finds the models again, if they may change.
+    source: Option<Arc<dyn ModelSource>>,
+    /// Downloads that run.
+    pub(crate) transfers: Transfers,
 }
 
 impl Registry {
@@ -72,26 +119,30 @@ impl Registry {
             warn("no certificate authorities found on this system: no image is fetched over https");
         }
         let mut registry = Registry {
-            entries: Vec::new(),
+            entries: RwLock::default(),
             limits: models.limits,
             options,
             metrics,
             roots,
             state: Mutex::new(State::new(std::iter::empty())),
             changed: Notify::new(),
+            source: models.source,
+            transfers: Transfers::default(),
         };
         let (mut loaded, mut at_start) = (Vec::new(), Vec::new());
         for (i, entry) in models.entries.into_iter().enumerate() {
-            let is_fixed = entry.loader.is_none();
-            registry.entries.push(Entry {
-                names: entry.names,
-                loader: entry.loader,
-                facts: OnceLock::new(),
-            });
-            if entry.at_start && entry.loaded.is_none() {
+            let ModelEntry {
+                names,
+                loader,
+                loaded: now,
+                at_start: begins,
+            } = entry;
+            let is_fixed = loader.is_none();
+            registry.add(Entry::new(names, loader));
+            if begins && now.is_none() {
                 at_start.push(i);
             }
-            let model = match entry.loaded {
+            let model = match now {
                 Some(model) => Some((
                     Arc::new(registry.start(i, model.engine, model.options, warn)?),
                     model.bytes,
@@ -108,6 +159,23 @@ impl Registry {
         Ok(registry)
     }
 
+    fn add(&self, entry: Arc<Entry>) {
+        let entries = self.entries.write();
+        entries.unwrap_or_else(PoisonError::into_inner).push(entry);
+    }
+
+    /// Returns all models that there ever were, in the order of their indices.
+    fn entries(&self) -> Vec<Arc<Entry>> {
+        let entries = self.entries.read();
+        entries.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns a model by its index.
+    pub(crate) fn entry(&self, i: usize) -> Arc<Entry> {
+        let entries = self.entries.read();
+        Arc::clone(&entries.unwrap_or_else(PoisonError::into_inner)[i])
+    }
+
     /// Starts the engine of a loaded model.
     fn start(
         &self,
@@ -121,7 +189,7 @@ impl Registry {
             let bounds = Bounds::of_bytes(cache.most_bytes());
             Fetcher::new(self.options.image_hosts.clone(), bounds, roots)
         });
-        let entry = &self.entries[i];
+        let entry = self.entry(i);
         let metrics = self.metrics.of(entry.name());
         Model::start(
             entry.names.clone(),
@@ -146,8 +214,10 @@ impl Registry {
         asked: Option<&str>,
         short: fn(&str) -> &str,
     ) -> Result<usize, ApiError> {
-        if self.entries.len() == 1 {
-            return Ok(0);
+        let entries = self.entries();
+        let mut listed = entries.iter().enumerate().filter(|(_, e)| e.is_listed());
+        if let (Some((i, _)), None) = (listed.next(), listed.next()) {
+            return Ok(i);
         }
         let Some(name) = asked.filter(|name| !name.is_empty()) else {
             let message = "expected the name of one of the models of this server (/v1/models)";
@@ -159,8 +229,9 @@ impl Registry {
 
     /// Returns the model of a name.
     pub(crate) fn named(&self, name: &str) -> Option<usize> {
-        let has = |entry: &Entry| entry.names.iter().any(|own| own == name);
-        self.entries.iter().position(has)
+        let has =
+            |entry: &Arc<Entry>| entry.is_listed() && entry.names.iter().any(|own| own == name);
+        self.entries().iter().position(has)
     }
 
     /// Waits until a model is loaded, and holds it.
@@ -198,9 +269,10 @@ impl Registry {
                 .as_ref()
                 .is_some_and(|own| own.attempts < slot.attempts)
         {
-            let name = self.entries[i].name();
+            let entry = self.entry(i);
             return Err(ApiError::server(format!(
-                "the model {name:?} cannot be loaded: {error}"
+                "the model {:?} cannot be loaded: {error}",
+                entry.name()
             )));
         }
         let model = match &slot.phase {
@@ -227,7 +299,7 @@ impl Registry {
                 Phase::Planning | Phase::Queued | Phase::Loading
             )
         {
-            return Err(ApiError::not_loaded(self.entries[i].name()));
+            return Err(ApiError::not_loaded(self.entry(i).name()));
         }
         let most = self.options.queue.max(1);
         let slot = &mut state.slots[i];
@@ -253,111 +325,6 @@ impl Registry {
         Ok(None)
     }
 
-    /// Begins to plan the memory of a model; of one that was loaded before it is known.
-    fn plan(self: &Arc<Self>, i: usize, state: &mut State<Arc<Model>>) {
-        if state.slots[i].loads > 0 {
-            return state.planned(i, state.slots[i].bytes);
-        }
-        state.slots[i].phase = Phase::Planning;
-        let registry = Arc::clone(self);
-        let spawned = in_thread("plan", move || {
-            let planned = registry.with_loader(i, |loader| loader.plan());
-            let mut state = registry.lock();
-            match planned {
-                Ok(bytes) => state.planned(i, bytes),
-                Err(error) => registry.failed(i, error, &mut state),
-            }
-            registry.advance(&mut state);
-        });
-        if let Err(error) = spawned {
-            state.failed(i, error);
-        }
-    }
-
-    /// Notes and logs that a model could not be planned or loaded.
-    fn failed(&self, i: usize, error: String, state: &mut State<Arc<Model>>) {
-        let name = self.entries[i].name();
-        let text = format!("the model {name:?} cannot be loaded: {error}");
-        logging::warn(&self.options.log, &text);
-        state.failed(i, error);
-    }
-
-    /// Calls a model's loader, whose panic is an error.
-    fn with_loader<T>(
-        &self,
-        i: usize,
-        call: impl FnOnce(&dyn ModelLoader) -> Result<T, String>,
-    ) -> Result<T, String> {
-        let loader = self.entries[i].loader.as_ref();
-        let loader = loader.ok_or("it has no loader")?;
-        let called = catch_unwind(AssertUnwindSafe(|| call(&**loader)));
-        called.unwrap_or_else(|_| Err("a fault of the program".to_owned()))
-    }
-
-    /// Does what is due, on threads of their own where that takes long.
-    fn advance(self: &Arc<Self>, state: &mut State<Arc<Model>>) {
-        for job in state.advance(&self.limits, Instant::now()) {
-            match job {
-                Job::Load(i) => self.load(i, state),
-                Job::Unload(i, model) => self.drop_model(i, model, state),
-                Job::End(model) => model.handle.close(Duration::ZERO),
-            }
-        }
-        if std::mem::take(&mut state.has_changed) {
-            self.changed.notify_waiters();
-        }
-    }
-
-    fn load(self: &Arc<Self>, i: usize, state: &mut State<Arc<Model>>) {
-        let registry = Arc::clone(self);
-        let spawned = in_thread("load", move || {
-            let start = Instant::now();
-            let loaded = registry.load_now(i);
-            let mut state = registry.lock();
-            match loaded {
-                Ok(loaded) => {
-                    let taken = state.loaded(i, loaded, &registry.limits, start.elapsed());
-                    if let Err(model) = taken {
-                        // it takes memory until it is dropped
-                        drop(state);
-                        drop(model);
-                        state = registry.lock();
-                        state.requeue(i);
-                    }
-                }
-                Err(error) => registry.failed(i, error, &mut state),
-            }
-            registry.advance(&mut state);
-        });
-        if let Err(error) = spawned {
-            state.failed(i, error);
-        }
-    }
-
-    fn load_now(&self, i: usize) -> Result<(Arc<Model>, u64), String> {
-        let loaded = self.with_loader(i, |loader| loader.load())?;
-        let mut warn = |text: &str| logging::warn(&self.options.log, text);
-        let model = self.start(i, loaded.engine, loaded.options, &mut warn);
-        let model = model.map_err(|error| error.to_string())?;
-        Ok((Arc::new(model), loaded.bytes))
-    }
-
-    fn drop_model(self: &Arc<Self>, i: usize, model: Arc<Model>, state: &mut State<Arc<Model>>) {
-        let registry = Arc::clone(self);
-        let spawned = in_thread("unload", move || {
-            drop(model);
-            // engines do that when they are idle, and this one is no more
-            octavo_engine::release_freed_memory();
-            let mut state = registry.lock();
-            state.unloaded(i);
-            registry.advance(&mut state);
-        });
-        if spawned.is_err() {
-            // the model was dropped with the thread's function
-            state.unloaded(i);
-        }
-    }
-
     /// Does what is due at a time, until it is dropped.
     pub(crate) async fn keep(self: Arc<Self>) {
         loop {
@@ -380,7 +347,7 @@ impl Registry {
     /// Loads the models that are to be loaded at start.
     pub(crate) fn begin(self: &Arc<Self>) {
         let mut state = self.lock();
-        for i in 0..self.entries.len() {
+        for i in 0..state.slots.len() {
             if state.slots[i].is_ordered {
                 self.plan(i, &mut state);
             }
@@ -409,8 +376,9 @@ impl Registry {
     /// If it is not loaded, or stays loaded.
     pub(crate) fn unload(self: &Arc<Self>, i: usize) -> Result<(), ApiError> {
         let mut state = self.lock();
-        let name = self.entries[i].name();
+        let entry = self.entry(i);
         if state.slots[i].is_fixed {
+            let name = entry.name();
             let message = format!("the model {name:?} stays loaded as long as the server runs");
             return Err(ApiError::not_supported(message));
         }
@@ -420,7 +388,7 @@ impl Registry {
             }
             Phase::Unloading => {}
             Phase::Unloaded | Phase::Planning | Phase::Queued | Phase::Loading => {
-                return Err(ApiError::not_loaded(name));
+                return Err(ApiError::not_loaded(entry.name()));
             }
         }
         self.advance(&mut state);
@@ -466,13 +434,4 @@ impl Registry {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
-}
-
-/// Runs work on a thread of its own.
-fn in_thread(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), String> {
-    let thread = std::thread::Builder::new().name(name.to_owned());
-    let spawned = thread.spawn(work);
-    spawned
-        .map(drop)
-        .map_err(|error| format!("cannot start a thread: {error}"))
 }

@@ -93,15 +93,15 @@ impl Server {
         Ok(Arc::new(App::new(Arc::clone(self), model, Some(lease))))
     }
 
-    /// Returns the facts that the models' files tell.
+    /// Returns the facts that the files of models tell.
     ///
     /// # Errors
     /// If reading them panics.
-    pub(crate) async fn facts(&self) -> Result<Vec<Facts>, ApiError> {
+    pub(crate) async fn facts(&self, models: Vec<usize>) -> Result<Vec<Facts>, ApiError> {
         let registry = Arc::clone(&self.registry);
         let read = tokio::task::spawn_blocking(move || {
-            let all = 0..registry.entries.len();
-            all.map(|i| registry.facts(i)).collect()
+            let models = models.into_iter();
+            models.map(|i| registry.facts(i)).collect()
         });
         read.await
             .map_err(|_| ApiError::server("a fault of the program"))

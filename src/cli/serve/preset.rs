@@ -20,7 +20,7 @@ use crate::{argv, hub};
 const ALL: &str = "*";
 
 /// Options of the command line, by their ids: they hold for every model.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Given(BTreeMap<String, Vec<OsString>>);
 
 impl Args for Given {

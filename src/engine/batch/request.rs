@@ -1,5 +1,6 @@
 //! Requests to a batch, and the events that answer them.
 
+use std::ops::AddAssign;
 use std::time::Duration;
 
 use octavo_model::Pooling;
@@ -378,7 +379,37 @@ pub struct Totals {
     pub failed: u64,
 }
 
+impl AddAssign for Totals {
+    fn add_assign(&mut self, more: Totals) {
+        self.busy += more.busy;
+        let own = self.counts();
+        own.into_iter()
+            .zip({ more }.counts())
+            .for_each(|(own, more)| *own += *more);
+    }
+}
+
 impl Totals {
+    /// Returns all counts.
+    fn counts(&mut self) -> [&mut u64; 14] {
+        [
+            &mut self.steps,
+            &mut self.prompt_tokens,
+            &mut self.cached_tokens,
+            &mut self.generated_tokens,
+            &mut self.recomputed_tokens,
+            &mut self.discarded_tokens,
+            &mut self.draft_tokens,
+            &mut self.accepted_tokens,
+            &mut self.preemptions,
+            &mut self.evictions,
+            &mut self.stopped,
+            &mut self.full,
+            &mut self.aborted,
+            &mut self.failed,
+        ]
+    }
+
     pub(super) fn count(&mut self, finish: FinishReason) {
         match finish {
             FinishReason::Stop => self.stopped += 1,

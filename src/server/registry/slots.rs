@@ -81,22 +81,16 @@ impl<M: Clone> State<M> {
     pub(super) fn new(models: impl Iterator<Item = (Option<(M, u64)>, bool)>) -> State<M> {
         let now = Instant::now();
         let slots = models.map(|(loaded, is_fixed)| {
-            let (phase, bytes) = match loaded {
-                Some((model, bytes)) => (Phase::Loaded(model), bytes),
-                None => (Phase::Unloaded, 0),
-            };
-            Slot {
-                loads: u64::from(matches!(phase, Phase::Loaded(_))),
-                phase,
-                is_fixed,
-                bytes,
-                users: 0,
-                waiting: 0,
-                is_ordered: false,
-                last_used: now,
-                attempts: 0,
-                error: None,
-                load_time: Duration::ZERO,
+            let slot = Slot::new(now);
+            match loaded {
+                Some((model, bytes)) => Slot {
+                    loads: 1,
+                    phase: Phase::Loaded(model),
+                    is_fixed,
+                    bytes,
+                    ..slot
+                },
+                None => Slot { is_fixed, ..slot },
             }
         });
         let mut state = State {
@@ -350,6 +344,23 @@ impl<M> Phase<M> {
 }
 
 impl<M> Slot<M> {
+    /// Creates the slot of a model that is not loaded.
+    pub(super) fn new(now: Instant) -> Slot<M> {
+        Slot {
+            loads: 0,
+            phase: Phase::Unloaded,
+            is_fixed: false,
+            bytes: 0,
+            users: 0,
+            waiting: 0,
+            is_ordered: false,
+            last_used: now,
+            attempts: 0,
+            error: None,
+            load_time: Duration::ZERO,
+        }
+    }
+
     /// Returns the model, if it is loaded.
     pub(super) fn model(&self) -> Option<&M> {
         match &self.phase {

@@ -3,12 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use octavo_engine::Totals;
+
 use super::slots::{Phase, Slot};
-use super::{Facts, Registry};
+use super::{Entry, Facts, Registry};
 use crate::model::Model;
 
 /// State of a model, for display.
 pub(crate) struct Status<T> {
+    /// The model, and its index.
+    pub(crate) entry: Arc<Entry>,
+    pub(crate) i: usize,
     /// Its phase in llama-server's words.
     pub(crate) value: &'static str,
     /// Whether it could not be loaded when it was last tried.
@@ -22,6 +27,8 @@ pub(crate) struct Status<T> {
     /// Number of times that it was loaded, and the time for all of them.
     pub(crate) loads: u64,
     pub(crate) load_time: Duration,
+    /// Counts of the times that it was loaded before.
+    pub(crate) past: Totals,
     /// Time of the last request.
     pub(crate) last_used: Instant,
 }
@@ -29,8 +36,12 @@ pub(crate) struct Status<T> {
 impl Registry {
     /// Returns the state of every model; `describe` describes those that are loaded.
     pub(crate) fn status<T>(&self, describe: impl Fn(&Model) -> T) -> Vec<Status<T>> {
+        let entries = self.entries();
         let state = self.lock();
-        let status = |slot: &Slot<Arc<Model>>| Status {
+        let status = |(i, entry): (usize, &Arc<Entry>), slot: &Slot<Arc<Model>>| Status {
+            entry: Arc::clone(entry),
+            i,
+            past: *entry.past(),
             value: slot.phase.name(),
             has_failed: matches!(slot.phase, Phase::Unloaded) && slot.error.is_some(),
             loaded: slot.model().map(|model| describe(model)),
@@ -40,7 +51,17 @@ impl Registry {
             load_time: slot.load_time,
             last_used: slot.last_used,
         };
-        state.slots.iter().map(status).collect()
+        let all = entries.iter().enumerate().zip(&state.slots);
+        let listed = all.filter(|((_, entry), _)| entry.is_listed());
+        listed.map(|(entry, slot)| status(entry, slot)).collect()
+    }
+
+    /// Returns whether a model was unloaded because it was idle, and waits for a request.
+    pub(crate) fn is_sleeping(&self, i: usize) -> bool {
+        let state = self.lock();
+        let slot = &state.slots[i];
+        let is_unloaded = matches!(slot.phase, Phase::Unloaded);
+        self.limits.idle.is_some() && slot.loads > 0 && is_unloaded && slot.error.is_none()
     }
 
     /// Returns the largest sum of the models' bytes so far.
@@ -51,7 +72,7 @@ impl Registry {
     /// Returns the facts that a model's file tells; empty if it cannot be read. Blocks while the
     /// file is read for the first time.
     pub(crate) fn facts(&self, i: usize) -> Facts {
-        let entry = &self.entries[i];
+        let entry = self.entry(i);
         if let Some(facts) = entry.facts.get() {
             return facts.clone();
         }

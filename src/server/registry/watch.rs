@@ -1,16 +1,20 @@
-//! `/models/sse`: tells of changes of the models' states, in llama-server's words.
+//! `/models/sse`: tells of changes of the models' states, and of downloads, in llama-server's
+//! words.
 
 use std::pin::pin;
 use std::sync::Arc;
 
-use serde_json::json;
+use serde_json::{Value, json};
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
 
-use super::{Phase, Registry};
+use super::Registry;
 use crate::sse::{Message, Writer};
 
 /// A model's state, as clients see it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Seen {
+    i: usize,
     value: &'static str,
     has_failed: bool,
 }
@@ -20,24 +24,49 @@ struct Seen {
 pub(crate) struct Changes {
     registry: Arc<Registry>,
     seen: Vec<Seen>,
+    events: Receiver<Value>,
 }
 
 impl Changes {
     pub(crate) fn of(registry: &Arc<Registry>) -> Changes {
         Changes {
             seen: seen(registry),
+            events: registry.transfers.events(),
             registry: Arc::clone(registry),
         }
+    }
+
+    /// Returns the changes since the last call.
+    fn changes(&mut self) -> Vec<Message> {
+        let now = seen(&self.registry);
+        let before = std::mem::replace(&mut self.seen, now);
+        let changed = self.seen.iter().filter(|now| {
+            let before = before.iter().find(|before| before.i == now.i);
+            before.is_some_and(|before| before != *now)
+        });
+        let message = |now: &Seen| {
+            let mut data = json!({ "status": now.value });
+            if now.has_failed {
+                data["failed"] = json!(true);
+            }
+            Message::Data(json!({
+                "model": self.registry.entry(now.i).name(),
+                "event": "model_status",
+                "data": data,
+            }))
+        };
+        changed.map(message).collect()
     }
 }
 
 fn seen(registry: &Registry) -> Vec<Seen> {
-    let state = registry.lock();
-    let slots = state.slots.iter().map(|slot| Seen {
-        value: slot.phase.name(),
-        has_failed: matches!(slot.phase, Phase::Unloaded) && slot.error.is_some(),
+    let states = registry.status(|_| ());
+    let seen = states.iter().map(|state| Seen {
+        i: state.i,
+        value: state.value,
+        has_failed: state.has_failed,
     });
-    slots.collect()
+    seen.collect()
 }
 
 impl Writer for Changes {
@@ -46,30 +75,22 @@ impl Writer for Changes {
         loop {
             let mut changed = pin!(registry.changed.notified());
             changed.as_mut().enable();
-            let now = seen(&registry);
-            let all = registry.entries.iter().zip(self.seen.iter().zip(&now));
-            let messages: Vec<Message> = all
-                .filter(|(_, (before, now))| before != now)
-                .map(|(entry, (_, now))| {
-                    let mut data = json!({ "status": now.value });
-                    if now.has_failed {
-                        data["failed"] = json!(true);
-                    }
-                    Message::Data(json!({
-                        "model": entry.name(),
-                        "event": "model_status",
-                        "data": data,
-                    }))
-                })
-                .collect();
-            self.seen = now;
+            let messages = self.changes();
             if !messages.is_empty() {
                 return Some(messages);
             }
             if registry.is_closing() {
                 return None;
             }
-            changed.await;
+            tokio::select! {
+                () = changed => {}
+                event = self.events.recv() => match event {
+                    Ok(event) => return Some(vec![Message::Data(event)]),
+                    // the next ones are newer
+                    Err(RecvError::Lagged(_)) => {}
+                    Err(RecvError::Closed) => return None,
+                },
+            }
         }
     }
 }

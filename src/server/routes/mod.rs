@@ -4,6 +4,7 @@ pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod conversation;
 pub(crate) mod converted;
+mod cors;
 pub(crate) mod embeddings;
 pub(crate) mod messages;
 pub(crate) mod models;
@@ -21,7 +22,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, Request};
-use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode, header};
 use axum::middleware::{Next, from_fn, map_response};
 use axum::response::IntoResponse;
 use axum::routing::{MethodRouter, get, post};
@@ -110,7 +111,9 @@ fn as_ollama(server: &Arc<Server>, router: Router) -> Router {
 pub(crate) fn router(server: &Arc<Server>) -> Router {
     let mut router = questions(server);
     for path in ["/v1/models", "/models"] {
-        router = router.route(path, shows(server, Guard::Key, models::list));
+        let lists = get(queried(server, Guard::Key, models::list));
+        let deletes = lists.delete(queried(server, Guard::Key, models::delete));
+        router = router.route(path, deletes.merge(orders(server, models::download)));
     }
     for path in ["/health", "/v1/health"] {
         router = router.route(path, shows(server, Guard::Open, status::health));
@@ -139,7 +142,7 @@ pub(crate) fn router(server: &Arc<Server>) -> Router {
             "/tokenizer_info",
             shows_model(server, native::tokenizer_info),
         )
-        .route("/props", shows_model(server, native::props))
+        .route("/props", get(queried(server, Guard::Key, native::props)))
         .route("/slots", shows_model(server, native::slots))
         .route("/slots/{id}", slots::acts_on_slot(server))
         .route("/cache", shows_model(server, native::cache))
@@ -162,7 +165,7 @@ pub(crate) fn router(server: &Arc<Server>) -> Router {
         .method_not_allowed_fallback(|| async { ApiError::method() })
         .layer(from_fn({
             let server = Arc::clone(server);
-            move |request, next| share(Arc::clone(&server), request, next)
+            move |request, next| cors::share(Arc::clone(&server), request, next)
         }))
         .layer(from_fn({
             let server = Arc::clone(server);
@@ -207,41 +210,6 @@ async fn page_file(
 ) -> Response<Body> {
     let (version, name) = path.map_or_else(|_| Default::default(), |Path(both)| both);
     page::file(&version, &name, &asked).into_response()
-}
-
-/// Adds CORS headers for the pages of allowed origins.
-async fn share(server: Arc<Server>, request: Request, next: Next) -> Response<Body> {
-    let origin = request.headers().get(header::ORIGIN).cloned();
-    let allowed = |origin: &HeaderValue| {
-        let origin = origin.to_str();
-        origin.is_ok_and(|origin| auth::is_allowed(&server.options, origin))
-    };
-    let is_preflight = *request.method() == Method::OPTIONS && origin.is_some();
-    let Some(origin) = origin.filter(allowed) else {
-        return match is_preflight {
-            // without the headers a browser goes no further, and says why
-            true => StatusCode::OK.into_response(),
-            false => next.run(request).await,
-        };
-    };
-    // clients send their own headers, and a browser asks for each by name
-    let asked = request
-        .headers()
-        .get(header::ACCESS_CONTROL_REQUEST_HEADERS);
-    let usual = HeaderValue::from_static("authorization, content-type, x-api-key");
-    let named = asked.cloned().unwrap_or(usual);
-    let mut response = match is_preflight {
-        true => StatusCode::OK.into_response(),
-        false => next.run(request).await,
-    };
-    let headers = response.headers_mut();
-    headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-    let vary = HeaderValue::from_static("origin, access-control-request-headers");
-    headers.append(header::VARY, vary);
-    let methods = HeaderValue::from_static("GET, POST, DELETE");
-    headers.insert(header::ACCESS_CONTROL_ALLOW_METHODS, methods);
-    headers.insert(header::ACCESS_CONTROL_ALLOW_HEADERS, named);
-    response
 }
 
 /// Closes the connection after an answer during shutdown. A client that reused the connection for
@@ -305,10 +273,29 @@ where
                 loads: order.loads.unwrap_or(server.registry.limits.autoload),
                 uses: true,
             };
-            let app = server.hold(i, hold).await?;
+            let app = held(&server, i, hold).await?;
             handler(app, order.caller, order.body).await
         }
     })
+}
+
+/// Holds a model for a request.
+async fn held(server: &Arc<Server>, i: usize, hold: Hold) -> Result<Arc<App>, ApiError> {
+    let app = server.hold(i, hold).await?;
+    native::keep_props(&app, i)?;
+    Ok(app)
+}
+
+/// Looks at the models that are loaded at start, so that their properties are known.
+pub(crate) async fn look_at_models(server: Arc<Server>) {
+    let hold = Hold {
+        loads: false,
+        uses: false,
+    };
+    for state in server.registry.status(|_| ()) {
+        // one that is not loaded is looked at when it is used
+        let _ = held(&server, state.i, hold).await;
+    }
 }
 
 /// Returns the name of the model in a request; Ollama had another field for it.
@@ -348,7 +335,7 @@ where
     post(move |request: Request| async move {
         let answer = async {
             let caller = check(&server, Guard::Key, &request)?;
-            let loads = autoload(&request);
+            let loads = Query::of(&request).autoload();
             let body = read_json(request, server.options.max_body).await?;
             let order = Order {
                 caller,
@@ -361,22 +348,18 @@ where
     })
 }
 
-/// Returns whether a request wants its model to be loaded, if it says so.
-fn autoload(request: &Request) -> Option<bool> {
-    field(request, "autoload").map(|value| value != "false" && value != "0")
-}
-
-/// Returns a field of a request's query.
-fn field(request: &Request, name: &str) -> Option<String> {
-    Query::of(request).field(name)
-}
-
 /// The query of a request.
 pub(crate) struct Query(Option<String>);
 
 impl Query {
     fn of(request: &Request) -> Query {
         Query(request.uri().query().map(str::to_owned))
+    }
+
+    /// Returns whether the request wants its model to be loaded, if it says so.
+    pub(crate) fn autoload(&self) -> Option<bool> {
+        let asked = self.field("autoload");
+        asked.map(|value| value != "false" && value != "0")
     }
 
     /// Returns a field.
@@ -393,14 +376,30 @@ where
     F: Fn(Arc<Server>) -> R + Clone + Send + Sync + 'static,
     R: Future<Output = Result<Response<Body>, ApiError>> + Send,
 {
+    get(queried(server, guard, move |server, _| handler(server)))
+}
+
+/// Handles requests about the server that have a query.
+fn queried<F, R>(
+    server: &Arc<Server>,
+    guard: Guard,
+    handler: F,
+) -> impl Fn(Request) -> Answer + Clone + Send + Sync + 'static
+where
+    F: Fn(Arc<Server>, Query) -> R + Clone + Send + Sync + 'static,
+    R: Future<Output = Result<Response<Body>, ApiError>> + Send,
+{
     let server = Arc::clone(server);
-    get(move |request: Request| async move {
-        let answer = match check(&server, guard, &request) {
-            Ok(_) => handler(server).await,
-            Err(error) => Err(error),
-        };
-        answer.into_response()
-    })
+    move |request| {
+        let (server, handler) = (Arc::clone(&server), handler.clone());
+        Box::pin(async move {
+            let answer = match check(&server, guard, &request) {
+                Ok(_) => handler(server, Query::of(&request)).await,
+                Err(error) => Err(error),
+            };
+            answer.into_response()
+        })
+    }
 }
 
 /// Routes GET requests about the model that the query names. They do not count as use of it.
@@ -414,13 +413,13 @@ where
         let answer = async move {
             check(&server, Guard::Key, &request)?;
             let query = Query::of(&request);
-            let name = field(&request, "model");
+            let name = query.field("model");
             let i = server.registry.find(name.as_deref(), |name| name)?;
             let hold = Hold {
-                loads: autoload(&request).unwrap_or(server.registry.limits.autoload),
+                loads: query.autoload().unwrap_or(server.registry.limits.autoload),
                 uses: false,
             };
-            handler(server.hold(i, hold).await?, query).await
+            handler(held(&server, i, hold).await?, query).await
         };
         answer.await.into_response()
     })

@@ -11,8 +11,8 @@ use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
 use crate::model::Model;
-use crate::registry::{Changes, Entry, Status};
-use crate::routes::Named;
+use crate::registry::{Changes, Registry, Status};
+use crate::routes::{Named, Query};
 use crate::server::Server;
 use crate::sse;
 
@@ -43,13 +43,13 @@ impl Loaded {
 }
 
 /// Describes a model, and says whether it is loaded as llama-server does.
-fn described(server: &Server, entry: &Entry, name: &str, state: &Status<Loaded>) -> Value {
+fn described(server: &Server, name: &str, state: &Status<Loaded>) -> Value {
     let mut model = json!({
         "id": name,
         "object": "model",
         "created": server.created,
         "owned_by": "octavo",
-        "aliases": entry.names,
+        "aliases": state.entry.names,
         "tags": [],
         "status": { "value": state.value },
     });
@@ -70,23 +70,25 @@ fn described(server: &Server, entry: &Entry, name: &str, state: &Status<Loaded>)
 }
 
 /// Lists each model once, under its first name, so that clients do not offer it once per name; in
-/// `models` also with what it can do, as llama-server does.
-pub(crate) async fn list(server: Arc<Server>) -> Result<Response<Body>, ApiError> {
+/// `models` also with what it can do, as llama-server does. With `reload`, the models are found
+/// again first, if they may change.
+pub(crate) async fn list(server: Arc<Server>, query: Query) -> Result<Response<Body>, ApiError> {
+    let reloads = query.field("reload").is_some_and(|value| value == "1");
+    if reloads && server.registry.may_change() {
+        blocking(&server, |registry| registry.reload()).await?;
+    }
     let states = server.registry.status(Loaded::of);
     let (mut data, mut models) = (Vec::new(), Vec::new());
-    for (entry, state) in server.registry.entries.iter().zip(&states) {
-        let name = entry.name();
-        data.push(described(&server, entry, name, state));
+    for state in &states {
+        let name = state.entry.name();
+        data.push(described(&server, name, state));
         let mut capabilities = vec!["completion"];
-        if state
-            .loaded
-            .as_ref()
-            .is_some_and(|loaded| loaded.takes_images)
-        {
+        let loaded = state.loaded.as_ref();
+        if loaded.is_some_and(|loaded| loaded.takes_images) {
             capabilities.push("multimodal");
         }
         let mut details = json!({ "format": "gguf" });
-        if let Some(loaded) = &state.loaded {
+        if let Some(loaded) = loaded {
             details["family"] = json!(loaded.family);
         }
         models.push(json!({
@@ -97,9 +99,44 @@ pub(crate) async fn list(server: Arc<Server>) -> Result<Response<Body>, ApiError
             "details": details,
         }));
     }
+    let coming = server.registry.transfers.progress().into_iter();
+    data.extend(coming.map(|(name, progress)| {
+        json!({
+            "id": name,
+            "object": "model",
+            "owned_by": "octavo",
+            "status": { "value": "downloading", "progress": progress },
+        })
+    }));
     Ok(json_response(
         &json!({ "object": "list", "data": data, "models": models }),
     ))
+}
+
+/// `POST /models`: begins to download a model of the hub.
+pub(crate) async fn download(server: Arc<Server>, body: Value) -> Result<Response<Body>, ApiError> {
+    let fields = Fields::of(&body)?;
+    let name = fields.need("model", fields.str("model")?)?.to_owned();
+    server.registry.download(&name)?;
+    Ok(json_response(&json!({ "success": true })))
+}
+
+/// `DELETE /models`: deletes the model that the query names from the hub's cache.
+pub(crate) async fn delete(server: Arc<Server>, query: Query) -> Result<Response<Body>, ApiError> {
+    let name = query.field("model");
+    let name = name.ok_or_else(|| ApiError::bad_field("model", "expected a model's name"))?;
+    blocking(&server, move |registry| registry.delete(&name)).await?;
+    Ok(json_response(&json!({ "success": true })))
+}
+
+/// Runs work on the models that may wait for files.
+async fn blocking(
+    server: &Server,
+    work: impl FnOnce(&Arc<Registry>) -> Result<(), ApiError> + Send + 'static,
+) -> Result<(), ApiError> {
+    let registry = Arc::clone(&server.registry);
+    let done = tokio::task::spawn_blocking(move || work(&registry)).await;
+    done.unwrap_or_else(|_| Err(ApiError::server("a fault of the program")))
 }
 
 /// Returns a model, under any of its names.
@@ -111,8 +148,9 @@ pub(crate) async fn get(
     let found = server.registry.named(&name);
     let i = found.ok_or_else(|| ApiError::no_model(&name))?;
     let states = server.registry.status(Loaded::of);
-    let entry = &server.registry.entries[i];
-    Ok(json_response(&described(&server, entry, &name, &states[i])))
+    let state = states.iter().find(|state| state.i == i);
+    let state = state.ok_or_else(|| ApiError::no_model(&name))?;
+    Ok(json_response(&described(&server, &name, state)))
 }
 
 /// `/models/sse`: streams the changes of the models' states.

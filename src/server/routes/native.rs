@@ -31,7 +31,7 @@ use crate::wire;
 use crate::work::{Choice, Update, Work};
 pub(crate) use infill::{infill, infill_route};
 pub(crate) use slots::act as act_on_slot;
-pub(crate) use state::{cache, props, slots};
+pub(crate) use state::{cache, keep_props, props, slots};
 pub(crate) use tokens::{detokenize, tokenize, tokenizer_info};
 
 struct Prepared {

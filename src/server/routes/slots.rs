@@ -8,7 +8,7 @@ use axum::response::IntoResponse;
 use axum::routing::{MethodRouter, post};
 use serde_json::{Map, Value};
 
-use super::{Guard, check, field, named_in, native};
+use super::{Guard, Query, check, held, named_in, native};
 use crate::http::read_json;
 use crate::registry::Hold;
 use crate::server::Server;
@@ -22,7 +22,8 @@ pub(super) fn acts_on_slot(server: &Arc<Server>) -> MethodRouter {
                 // bytes that are not UTF-8 are no number either
                 let id = id.map_or_else(|_| String::new(), |Path(id)| id);
                 let caller = check(&server, Guard::Key, &request)?;
-                let (action, name) = (field(&request, "action"), field(&request, "model"));
+                let query = Query::of(&request);
+                let (action, name) = (query.field("action"), query.field("model"));
                 let body = match action.as_deref() {
                     // it takes none
                     Some("erase") => Value::Object(Map::new()),
@@ -33,9 +34,8 @@ pub(super) fn acts_on_slot(server: &Arc<Server>) -> MethodRouter {
                     loads: server.registry.limits.autoload,
                     uses: true,
                 };
-                let app = server
-                    .hold(server.registry.find(name, |name| name)?, hold)
-                    .await?;
+                let i = server.registry.find(name, |name| name)?;
+                let app = held(&server, i, hold).await?;
                 native::act_on_slot(app, caller, (id, action), body).await
             };
             answer.await.into_response()

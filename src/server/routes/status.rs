@@ -63,6 +63,9 @@ pub(crate) async fn metrics(server: Arc<Server>) -> Result<Response<Body>, ApiEr
     let mut response = Response::new(Body::from(text));
     let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let kind = header::HeaderValue::from_static(kind);
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, kind);
+    // llama-server's
+    headers.insert("process-start-time-unix", server.created.into());
     Ok(response)
 }

@@ -1,6 +1,7 @@
 //! Several models in one server: loaded on request within a budget of memory, drained before they
 //! are unloaded, under their names in every interface.
 
+mod changing;
 mod events;
 mod page;
 mod support;
@@ -410,7 +411,7 @@ fn names_that_are_not_in_the_list_load_nothing() {
             "{body}"
         );
     }
-    assert_eq!(server.get("/props").status, 400);
+    assert_eq!(server.get("/slots").status, 400);
     assert_eq!(
         (
             a.loads.load(Ordering::SeqCst),

@@ -166,7 +166,8 @@ fn numbers_have_our_names_and_vllms_where_they_are_asked_for() {
     let server = Server::usual();
     ask(&server);
     let ours = numbers(&server);
-    let foreign = ours.iter().find(|(name, _)| !name.starts_with("octavo_"));
+    let is_ours = |name: &str| name.starts_with("octavo_") || name.starts_with("llamacpp:");
+    let foreign = ours.iter().find(|(name, _)| !is_ours(name));
     assert_eq!(foreign, None);
 
     let both = Options {

@@ -14,19 +14,71 @@ use crate::fields::Fields;
 use crate::http::json_response;
 use crate::images::{MAX_IMAGES, MEDIA_MARKER};
 use crate::params::{self, Dialect};
-use crate::registry::Facts;
+use crate::registry::{Facts, Hold};
 use crate::routes::Query;
+use crate::server::Server;
 use crate::wire;
 
-/// `/props`: returns properties for llama-server's clients and its page.
-pub(crate) async fn props(app: Arc<App>, _: Query) -> Result<Response<Body>, ApiError> {
+/// `/props`: returns properties for llama-server's clients and its page: of the model that the
+/// query names, or of the server, if it has several models. A model that was unloaded while
+/// it was idle stays so.
+pub(crate) async fn props(server: Arc<Server>, query: Query) -> Result<Response<Body>, ApiError> {
+    let name = query.field("model").filter(|name| !name.is_empty());
+    let registry = &server.registry;
+    if name.is_none() && registry.status(|_| ()).len() != 1 {
+        return Ok(json_response(&of_router(&server)));
+    }
+    let i = registry.find(name.as_deref(), |name| name)?;
+    let loads = query.autoload();
+    let kept = registry.entry(i).props();
+    let kept = kept.filter(|_| registry.is_sleeping(i) && loads != Some(true));
+    if let Some(mut props) = kept {
+        props["is_sleeping"] = json!(true);
+        return Ok(json_response(&props));
+    }
+    let hold = Hold {
+        loads: loads.unwrap_or(registry.limits.autoload),
+        uses: false,
+    };
+    let app = server.hold(i, hold).await?;
+    keep_props(&app, i)?;
+    Ok(json_response(&of_model(&app)?))
+}
+
+/// Keeps a model's properties, if it may be unloaded before it is asked for them.
+pub(crate) fn keep_props(app: &App, i: usize) -> Result<(), ApiError> {
+    let registry = &app.server.registry;
+    let entry = registry.entry(i);
+    if registry.limits.idle.is_some() && entry.props().is_none() {
+        entry.keep_props(&of_model(app)?);
+    }
+    Ok(())
+}
+
+/// Returns the properties of a server with several models.
+fn of_router(server: &Server) -> Value {
+    let limits = &server.registry.limits;
+    json!({
+        "role": "router",
+        "max_instances": limits.models.unwrap_or(0),
+        "models_autoload": limits.autoload,
+        "default_generation_settings": { "params": {}, "n_ctx": 0 },
+        "limits": { "body_bytes": server.options.max_body, "images": MAX_IMAGES },
+        "ui": true,
+        "ui_settings": {},
+        "build_info": crate::FINGERPRINT,
+    })
+}
+
+/// Returns the properties of a model.
+fn of_model(app: &App) -> Result<Value, ApiError> {
     let nothing = Value::Object(Map::new());
-    let options = params::options(&app, &Fields::of(&nothing)?, Dialect::Native)?;
+    let options = params::options(app, &Fields::of(&nothing)?, Dialect::Native)?;
     let options = GenerationParams {
         max_tokens: app.options.n_predict,
         ..options
     };
-    let mut defaults = settings::of(&app, &options, true);
+    let mut defaults = settings::of(app, &options, true);
     if let (Value::Object(all), Value::Object(sampling)) =
         (&mut defaults, params::defaults(app.sampling.clone()))
     {
@@ -67,7 +119,7 @@ pub(crate) async fn props(app: Arc<App>, _: Query) -> Result<Response<Body>, Api
     if source(true) != source(false) {
         props["chat_template_tool_use"] = json!(source(true));
     }
-    Ok(json_response(&props))
+    Ok(props)
 }
 
 /// `/slots`: returns the slots for requests and the state of each, in llama-server's format. No

@@ -37,10 +37,11 @@ pub(crate) async fn version(_: Arc<Server>) -> Result<Response<Body>, ApiError> 
 
 /// `/api/tags`: lists the models, each under all of its names.
 pub(crate) async fn tags(server: Arc<Server>) -> Result<Response<Body>, ApiError> {
-    let facts = server.facts().await?;
-    let entries = server.registry.entries.iter().zip(&facts);
-    let models = entries.flat_map(|(entry, facts)| {
-        let names = entry.names.iter();
+    let states = server.registry.status(|_| ());
+    let facts = server.facts(states.iter().map(|state| state.i).collect());
+    let facts = facts.await?;
+    let models = states.iter().zip(&facts).flat_map(|(state, facts)| {
+        let names = state.entry.names.iter();
         names.map(|name| listed(&server, name, facts))
     });
     Ok(json_response(
@@ -50,14 +51,15 @@ pub(crate) async fn tags(server: Arc<Server>) -> Result<Response<Body>, ApiError
 
 /// `/api/ps`: lists the loaded models.
 pub(crate) async fn loaded(server: Arc<Server>) -> Result<Response<Body>, ApiError> {
-    let facts = server.facts().await?;
     let states = server.registry.status(|model| model.n_ctx());
+    let facts = server.facts(states.iter().map(|state| state.i).collect());
+    let facts = facts.await?;
     let mut models = Vec::new();
-    for ((entry, facts), state) in server.registry.entries.iter().zip(&facts).zip(states) {
+    for (state, facts) in states.iter().zip(&facts) {
         let Some(n_ctx) = state.loaded else {
             continue;
         };
-        let mut model = listed(&server, entry.name(), facts);
+        let mut model = listed(&server, state.entry.name(), facts);
         let idle = server.registry.limits.idle.filter(|_| !state.is_fixed);
         model["expires_at"] = match idle {
             Some(idle) => json!(date(

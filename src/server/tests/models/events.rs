@@ -1,15 +1,16 @@
 //! `/models/sse`: the changes of the models' states.
 
 use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
 
 use octavo_server::ModelLimits;
 use serde_json::{Value, json};
 
 use super::support::{COMPLETIONS, asks, demo, serving};
-use crate::client::ok;
+use crate::client::{Server, ok};
 
 /// Reads the next event of a stream.
-fn next(reader: &mut impl BufRead) -> Option<Value> {
+pub(super) fn next(reader: &mut impl BufRead) -> Option<Value> {
     loop {
         let mut line = String::new();
         if reader.read_line(&mut line).expect("a line") == 0 {
@@ -21,13 +22,8 @@ fn next(reader: &mut impl BufRead) -> Option<Value> {
     }
 }
 
-#[test]
-fn changes_of_models_are_streamed() {
-    let (a, b) = (demo(), demo());
-    let server = serving(
-        &[(&["a", "alias"], &a), (&["b"], &b)],
-        ModelLimits::default(),
-    );
+/// Begins to read the events.
+pub(super) fn begin(server: &Server) -> BufReader<TcpStream> {
     let mut reader = BufReader::new(server.send("GET", "/models/sse", "", b""));
     // until the stream has begun
     let mut line = String::new();
@@ -35,6 +31,17 @@ fn changes_of_models_are_streamed() {
         line.clear();
         reader.read_line(&mut line).expect("a head");
     }
+    reader
+}
+
+#[test]
+fn changes_of_models_are_streamed() {
+    let (a, b) = (demo(), demo());
+    let server = serving(
+        &[(&["a", "alias"], &a), (&["b"], &b)],
+        ModelLimits::default(),
+    );
+    let mut reader = begin(&server);
     let expect = |reader: &mut BufReader<_>, model: &str, status: Value| {
         // states before it may be told too
         loop {

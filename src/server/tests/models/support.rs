@@ -97,6 +97,10 @@ impl ModelLoader for TestLoader {
         let opened = self.source.open(true);
         opened.map_err(|error| error.to_string())
     }
+
+    fn options(&self) -> String {
+        self.bytes.to_string()
+    }
 }
 
 /// Starts a server of these models, each with its names.
@@ -116,7 +120,13 @@ pub(super) fn serving_with(
         at_start: false,
     });
     let entries = entries.collect();
-    Server::serving(Models { entries, limits }, options)
+    let source = None;
+    let models = Models {
+        entries,
+        limits,
+        source,
+    };
+    Server::serving(models, options)
 }
 
 pub(super) fn demo() -> Arc<TestLoader> {
