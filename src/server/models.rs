@@ -65,7 +65,7 @@ pub trait ModelSource: Send + Sync {
     /// Checks that a name is one of the hub's, without asking it.
     ///
     /// # Errors
-    /// What was expected.
+    /// If it has another form, or none of the models come from the hub.
     fn check(&self, name: &str) -> Result<(), String>;
 
     /// Deletes a model from the hub's cache; returns whether it was there.

@@ -9,6 +9,8 @@ use serde_json::Value;
 
 use super::serve::{Serving, read, serve, serve_in};
 use super::{bad, folder};
+use crate::standin::Standin;
+use octavo_engine::demo_model;
 use octavo_fixtures::shared;
 use octavo_fixtures::tiny::File;
 
@@ -163,7 +165,7 @@ fn a_preset_of_llama_cpps_has_its_models() {
         ("[a]\nm = m.gguf\nc = many\n", "[a] invalid value 'many'"),
     ] {
         fs::write(&file, text).expect("written");
-        let error = bad(&["serve", "--models", path], 1);
+        let error = bad(&["serve", "--models", path, "--port", "0"], 1);
         assert!(error.contains(says), "{text}: {error}");
     }
 }
@@ -232,6 +234,46 @@ fn the_hubs_cache_has_models_by_repository_and_type() {
         ]
     );
     assert_eq!(completion(&serving, "user/repo:Q8_0").0, 200);
+    serving.terminate();
+    assert_eq!(serving.end().0, Some(0));
+}
+
+#[test]
+fn models_of_the_hub_are_downloaded_listed_and_deleted() {
+    let standin = Standin::start();
+    standin.add("u/r", "tiny-Q4_K_M.gguf", demo_model());
+    let home = folder();
+    let cache = home.path().join("hub");
+    let environment = [
+        ("HF_ENDPOINT", standin.url.as_str()),
+        ("HF_HUB_CACHE", cache.to_str().expect("UTF-8")),
+    ];
+    let serving = serve_in(&environment, &["--models-max", "1", "-c", "64"]);
+    assert_eq!(models(&serving), []);
+    let body = r#"{"model": "u/r:Q4_K_M"}"#;
+    assert_eq!(ask(&serving, "/models", Some(body)).0, 200);
+    let state = |state: &str| [("u/r:Q4_K_M".to_owned(), state.to_owned())];
+    let start = Instant::now();
+    while models(&serving) != state("unloaded") {
+        let found = models(&serving);
+        assert!(start.elapsed() < Duration::from_secs(30), "{found:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(completion(&serving, "u/r:Q4_K_M").0, 200);
+    for (body, says) in [
+        (r#"{"model": "../../etc"}"#, "USER/REPO"),
+        (r#"{"model": "hf:https://u/r"}"#, "USER/REPO"),
+        (r#"{"model": 1}"#, "a string"),
+        ("{}", "model"),
+    ] {
+        let (status, answer) = ask(&serving, "/models", Some(body));
+        let message = answer["error"]["message"].as_str().expect("a message");
+        assert!(status == 400 && message.contains(says), "{answer}");
+    }
+    let deleted = serving.send_as("DELETE", "/models?model=u/r:Q4_K_M", "");
+    let deleted = read(deleted.expect("it listens"));
+    assert!(deleted.contains(r#"{"success":true}"#), "{deleted}");
+    assert_eq!(models(&serving), []);
     serving.terminate();
     assert_eq!(serving.end().0, Some(0));
 }
@@ -328,14 +370,17 @@ fn a_wrong_file_of_models_is_refused_with_its_key() {
     ] {
         fs::write(&file, text).expect("written");
         let path = file.to_str().expect("UTF-8");
-        let error = bad(&["serve", "--models", path], 1);
+        let error = bad(&["serve", "--models", path, "--port", "0"], 1);
         assert!(error.contains(says), "{text}: {error}");
         assert_eq!(error.trim_end().lines().count(), 1, "{error}");
     }
     fs::write(&file, [0xff, 0xfe, 0]).expect("written");
     let path = file.to_str().expect("UTF-8");
-    assert!(bad(&["serve", "--models", path], 1).contains("models.toml: "));
-    assert!(bad(&["serve", "--models", "/nowhere/models"], 1).contains("/nowhere/models: "));
+    assert!(bad(&["serve", "--models", path, "--port", "0"], 1).contains("models.toml: "));
+    assert!(
+        bad(&["serve", "--models", "/nowhere/models", "--port", "0"], 1)
+            .contains("/nowhere/models: ")
+    );
     bad(&["serve", "m.gguf", "--models", path], 2);
-    bad(&["serve", "--models-max", "2"], 2);
+    bad(&["serve", "m.gguf", "--models-max", "2"], 2);
 }

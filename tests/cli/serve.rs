@@ -55,9 +55,13 @@ impl Serving {
 
     /// Does the same for a server that may be gone.
     pub(super) fn try_send(&self, path: &str, body: Option<&str>) -> io::Result<TcpStream> {
-        let mut stream = TcpStream::connect(&self.address)?;
         let method = if body.is_some() { "POST" } else { "GET" };
-        let body = body.unwrap_or_default();
+        self.send_as(method, path, body.unwrap_or_default())
+    }
+
+    /// Sends a request with any method.
+    pub(super) fn send_as(&self, method: &str, path: &str, body: &str) -> io::Result<TcpStream> {
+        let mut stream = TcpStream::connect(&self.address)?;
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n\
              content-length: {}\r\n\r\n{body}",
