@@ -33,6 +33,8 @@ typedef unsigned long long u64;
 #define SHARED(type, name, dims) __shared__ __align__(16) type name dims
 // So many bytes at a multiple of 1024, which a launch must ask for.
 #define LAUNCHED_SHARED(name, bytes) extern __shared__ __align__(1024) u8 name[]
+// A table in the device's memory.
+#define CONSTANT static __device__ const
 
 #else
 
@@ -50,6 +52,7 @@ typedef unsigned long long u64;
     typedef type name##_type dims; \
     name##_type& name = *static_cast<name##_type*>(shim::shared(&name##_key, sizeof(name##_type)))
 #define LAUNCHED_SHARED(name, bytes) u8* name = static_cast<u8*>(shim::launched_shared(bytes))
+#define CONSTANT static const
 
 #endif
 

@@ -22,6 +22,7 @@
 #define OCTAVO_FORMATS
 
 #include "activations.cuh"
+#include "grid_formats.cuh"
 
 constexpr u32 STRIP = 4;
 constexpr u32 SUPER_UNITS = 8;
@@ -38,12 +39,6 @@ struct Matrix {
     u32 strips;
 };
 static_assert(sizeof(Matrix) == 48, "kernels/src/cuda/params.rs has the same");
-
-// Scales and minima of a unit's two halves of 16 columns.
-struct Scales {
-    float scale[2];
-    float min[2];
-};
 
 template <int n>
 struct Bytes {
@@ -99,29 +94,48 @@ DEVICE u32 load_scale(const u8* plane, u64 at) {
     return 0;
 }
 
-// The 32 codes of a unit, four to a word in the order of columns.
-template <class F>
-DEVICE void unit_codes(u32 (&c)[8], const u32* low, const u32* high) {
-    if constexpr (F::LOW == 8) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) c[i] = low[i];
-    } else if constexpr (F::LOW == 4) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) c[i] = low[i / 2] >> (4 * (i % 2)) & 0x0f0f0f0fu;
+// The bytes of row `row`, out of those that `load_scales` has read.
+template <int bytes>
+DEVICE u32 scale_of_row(const u32* s, u32 row) {
+    if constexpr (bytes == 4) return s[row];
+    if constexpr (bytes == 2) return s[row / 2] >> (16 * (row % 2)) & 0xffffu;
+    if constexpr (bytes == 1) return s[0] >> (8 * row) & 255u;
+    return 0;
+}
+
+// Codes 4 i to 4 i + 3 of a row of a unit, in the order of columns, whose words are `w`'s.
+template <class F, class W>
+DEVICE u32 code_word(const W& w, u32 i) {
+    if constexpr (F::WORDS) {
+        return F::codes(w, i);
     } else {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) c[i] = low[i / 4] >> (2 * (i % 4)) & 0x03030303u;
+        u32 codes;
+        if constexpr (F::LOW == 8) {
+            codes = w.low_word(i);
+        } else if constexpr (F::LOW == 4) {
+            codes = w.low_word(i / 2) >> (4 * (i % 2)) & 0x0f0f0f0fu;
+        } else if constexpr (F::LOW == 2) {
+            codes = w.low_word(i / 4) >> (2 * (i % 4)) & 0x03030303u;
+        } else {
+            codes = w.low_word(0) >> i & 0x01010101u;
+        }
+        if constexpr (F::HIGH == 1) {
+            codes |= (w.high_word(0) >> i & 0x01010101u) << F::LOW;
+        } else if constexpr (F::HIGH == 2) {
+            codes |= (w.high_word(i / 4) >> (2 * (i % 4)) & 0x03030303u) << F::LOW;
+        }
+        if constexpr (F::TABLE) codes = F::lookup(codes);
+        return codes;
     }
-    if constexpr (F::HIGH == 1) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) c[i] |= (high[0] >> i & 0x01010101u) << F::LOW;
-    } else if constexpr (F::HIGH == 2) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) c[i] |= (high[i / 4] >> (2 * (i % 4)) & 0x03030303u) << F::LOW;
-    }
-    if constexpr (F::TABLE) {
-#pragma unroll
-        for (int i = 0; i < 8; ++i) c[i] = F::lookup(c[i]);
+}
+
+// The scales of a row of a unit, whose words are `w`'s: row `row` of those in `s` and `d`.
+template <class F, class W>
+DEVICE Scales scales_of(const W& w, const u32* s, const u32* d, u32 row) {
+    if constexpr (F::WORDS) {
+        return F::scales(w, low_half(scale_of_row<F::SUPERS>(d, row)));
+    } else {
+        return F::scales(s, d, row);
     }
 }
 
@@ -129,6 +143,7 @@ DEVICE void unit_codes(u32 (&c)[8], const u32* low, const u32* high) {
 template <int low, int high, int group, int offset>
 struct Codes {
     static constexpr bool FLOAT = false;
+    static constexpr bool WORDS = false;
     static constexpr bool TABLE = false;
     static constexpr int LOW = low;
     static constexpr int HIGH = high;
@@ -151,8 +166,23 @@ struct Halves : Codes<low, high, 32, offset> {
 typedef Halves<4, 0, 8> Q4_0;
 typedef Halves<4, 1, 16> Q5_0;
 typedef Halves<8, 0, 0> Q8_0;
-// Bits of two, and ternary digits stored so.
 typedef Halves<2, 0, 1> Q2_0;
+
+// Bits that stand for -1 and 1.
+struct Q1_0 : Halves<1, 0, 0> {
+    static constexpr bool TABLE = true;
+    DEVICE static u32 lookup(u32 codes) { return ~(codes * 0xfeu); }
+};
+
+// Ternary digits in two bits, with a half for every 256 columns.
+struct TQ2_0 : Codes<2, 0, 32, 1> {
+    static constexpr int SCALES = 0;
+    static constexpr int SUPERS = 2;
+    DEVICE static Scales scales(const u32*, const u32* d, u32 row) {
+        const float scale = low_half(scale_of_row<SUPERS>(d, row));
+        return {{scale, scale}, {0, 0}};
+    }
+};
 
 // A scale and what is added, halves both.
 template <int low, int high>
@@ -386,14 +416,18 @@ DEVICE float code_value(u32 word, int i) {
 // are picked by it would be memory.
 template <class F, int HALF>
 DEVICE void decode_codes(float (&v)[16], const RowUnit<F>& u) {
-    u32 c[8];
-    unit_codes<F>(c, u.low, u.high);
-    const Scales scales = F::scales(&u.scale, &u.super, 0);
+    const RowWords w = {u.low, u.high, u.scale};
+    const Scales scales = scales_of<F>(w, &u.scale, &u.super, 0);
     const float scale = scales.scale[HALF], min = scales.min[HALF];
 #pragma unroll
-    for (int i = 0; i < 16; ++i) {
-        v[i] = scale * code_value<F>(c[4 * HALF + i / 4], i % 4);
-        if constexpr (F::MIN) v[i] = v[i] - min;
+    for (int j = 0; j < 4; ++j) {
+        const u32 codes = code_word<F>(w, 4 * HALF + j);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            float& x = v[4 * j + i];
+            x = scale * code_value<F>(codes, i);
+            if constexpr (F::MIN) x = x - min;
+        }
     }
 }
 

@@ -50,7 +50,7 @@ template <class F>
 struct Raw {
     u32 low[4 * F::LOW];
     u32 high[4 * (F::HIGH > 0 ? F::HIGH : 1)];
-    u32 scales[F::SCALES];
+    u32 scales[F::SCALES > 0 ? F::SCALES : 1];
     u32 supers[F::SUPERS > 0 ? F::SUPERS : 1];
 };
 
@@ -125,8 +125,11 @@ DEVICE void gemv_codes(float (&acc)[N][STRIP], const Matrix& w, const u8* x, u32
     Scales scales[STRIP];
 #pragma unroll
     for (u32 r = 0; r < STRIP; ++r) {
-        unit_codes<F>(codes[r], raw.low + r * F::LOW, raw.high + r * F::HIGH);
-        scales[r] = F::scales(raw.scales, raw.supers, r);
+        const u32 scale = scale_of_row<F::SCALES>(raw.scales, r);
+        const RowWords words = {raw.low + r * F::LOW, raw.high + r * F::HIGH, scale};
+#pragma unroll
+        for (u32 i = 0; i < 8; ++i) codes[r][i] = code_word<F>(words, i);
+        scales[r] = scales_of<F>(words, raw.scales, raw.supers, r);
     }
 #pragma unroll
     for (int n = 0; n < N; ++n) {

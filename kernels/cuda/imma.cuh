@@ -104,11 +104,13 @@ struct ImmaBringer {
             lines(to + T::X_AT, x, line, unit, there ? columns * INTEGER_PIECES - line : 0,
                   T::COLUMNS * INTEGER_PIECES);
         }
-        if (line < T::STRIPS) {
-            const bool any = there && line < strips;
-            const u64 at = static_cast<u64>(first_strip + line) * w.units + unit;
-            u8* scales_to = stage + T::SCALES_AT + (own * T::STRIPS + line) * T::SCALES;
-            copy_small_early<T::SCALES>(scales_to, w.scales + at * T::SCALES, any);
+        if constexpr (T::SCALES > 0) {
+            if (line < T::STRIPS) {
+                const bool any = there && line < strips;
+                const u64 at = static_cast<u64>(first_strip + line) * w.units + unit;
+                u8* scales_to = stage + T::SCALES_AT + (own * T::STRIPS + line) * T::SCALES;
+                copy_small_early<T::SCALES>(scales_to, w.scales + at * T::SCALES, any);
+            }
         }
         if constexpr (T::SUPERS > 0) {
             if (i < T::STRIPS) {
@@ -148,31 +150,27 @@ struct ImmaBringer {
     }
 };
 
-// Word `i` of the codes of a lane's row of eight, the first of which are in `strip`, in the order
-// of columns. Places that differ between lanes are the same for all strips.
+// Words of unit `unit` of a stage: of row `row`, counted from the first one of `strip`. Places that
+// differ between lanes are the same for all strips.
 template <class F, class T>
-DEVICE u32 imma_codes(const u8* unit, u32 strip, u32 row, u32 i) {
-    const auto word = [&](u32 plane, u32 bits, u32 index) {
+struct ImmaWords {
+    const u8* stage;
+    u32 unit, strip, row;
+
+    DEVICE u32 low_word(u32 i) const { return word(0, F::LOW, i); }
+    DEVICE u32 high_word(u32 i) const { return word(T::HIGH_AT, F::HIGH, i); }
+    DEVICE u32 scale_word() const {
+        const u8* of_lane = stage + T::SCALES_AT + (unit * T::ROWS + row) * F::SCALES;
+        return load_scale<F::SCALES>(of_lane, strip * STRIP);
+    }
+
+   private:
+    DEVICE u32 word(u32 plane, u32 bits, u32 index) const {
         const u32 at = row % STRIP * bits + index, line = row / STRIP * bits + at / 4;
-        const u8* of_lane = unit + line * T::LINE + 4 * (at % 4);
+        const u8* of_lane = stage + 16 * unit + line * T::LINE + 4 * (at % 4);
         return load_vector<u32>(of_lane + (plane + strip * bits * T::LINE));
-    };
-    u32 codes;
-    if constexpr (F::LOW == 8) {
-        codes = word(0, F::LOW, i);
-    } else if constexpr (F::LOW == 4) {
-        codes = word(0, F::LOW, i / 2) >> (4 * (i % 2)) & 0x0f0f0f0fu;
-    } else {
-        codes = word(0, F::LOW, i / 4) >> (2 * (i % 4)) & 0x03030303u;
     }
-    if constexpr (F::HIGH == 1) {
-        codes |= (word(T::HIGH_AT, 1, 0) >> i & 0x01010101u) << F::LOW;
-    } else if constexpr (F::HIGH == 2) {
-        codes |= (word(T::HIGH_AT, 2, i / 4) >> (2 * (i % 4)) & 0x03030303u) << F::LOW;
-    }
-    if constexpr (F::TABLE) codes = F::lookup(codes);
-    return codes;
-}
+};
 
 // Leaves the scales of a warp's unit as floats in its own memory, a row to a lane.
 template <class F, class T>
@@ -181,7 +179,7 @@ DEVICE void imma_scales(float* own, const u8* stage, u32 lane, u32 unit) {
     for (u32 row = lane; row < T::ROWS; row += WARP) {
         const u32 scale = load_scale<F::SCALES>(stage + T::SCALES_AT, unit * T::ROWS + row);
         const u32 super = load_scale<F::SUPERS>(stage + T::SUPERS_AT, row);
-        const Scales s = F::scales(&scale, &super, 0);
+        const Scales s = scales_of<F>(ImmaWords<F, T>{stage, unit, 0, row}, &scale, &super, 0);
         float* to = own + row * T::FLOATS;
         if constexpr (T::FLOATS == 1) {
             to[0] = s.scale[0];
@@ -318,8 +316,9 @@ DEVICE void imma_unit(float (&acc)[MT][NT][4], float* own, const u8* stage, u32 
 #pragma unroll
         for (u32 r = 0; r < 2; ++r) {
             const u32 eight = 2 * m + r, strip = 8 / STRIP * eight;
-            codes[r] = imma_codes<F, T>(unit, strip, lane / 4, imma_word<F>(lane, 0));
-            codes[2 + r] = imma_codes<F, T>(unit, strip, lane / 4, imma_word<F>(lane, 1));
+            const ImmaWords<F, T> words = {stage, i, strip, lane / 4};
+            codes[r] = code_word<F>(words, imma_word<F>(lane, 0));
+            codes[2 + r] = code_word<F>(words, imma_word<F>(lane, 1));
             scales[r] = imma_scales_of<F, T>(own + lane / 4 * T::FLOATS, 8 * eight);
         }
 #pragma unroll

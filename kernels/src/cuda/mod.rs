@@ -15,6 +15,7 @@ mod cache;
 mod driver;
 mod exec;
 mod gpus;
+mod grids;
 mod host_compiler;
 pub mod launch;
 mod modules;

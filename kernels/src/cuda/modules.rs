@@ -1,7 +1,7 @@
 //! Compilation units: a source file and, for most of them, a macro that specializes it.
 
 use super::launch::{IMMA_PARTS, KV_TYPES, NO_KV_TYPE, WIDE_PARTS};
-use super::pack;
+use super::{grids, pack};
 use octavo_quant::TensorType;
 use octavo_simd::formats::packed_types;
 use std::fmt;
@@ -56,13 +56,27 @@ pub static FORMATS: LazyLock<Vec<TensorType>> = LazyLock::new(|| {
 pub const HEAD_DIMS: [usize; 10] = [8, 16, 32, 64, 72, 80, 96, 128, 192, 256];
 
 /// Headers that the kernels include: name and text.
-pub static HEADERS: [(&str, &str); 20] = [
+pub static HEADERS: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
+    let mut all = FIXED_HEADERS.to_vec();
+    all.push(("grids.cuh", &GRIDS));
+    all
+});
+
+/// Text of the header that is made of the grids' points.
+static GRIDS: LazyLock<String> = LazyLock::new(grids::header);
+
+/// Headers that are files.
+static FIXED_HEADERS: [(&str, &str); 21] = [
     ("compat.cuh", include_str!("../../cuda/compat.cuh")),
     ("gate.cuh", include_str!("../../cuda/gate.cuh")),
     ("norm.cuh", include_str!("../../cuda/norm.cuh")),
     ("softcap.cuh", include_str!("../../cuda/softcap.cuh")),
     ("rope.cuh", include_str!("../../cuda/rope.cuh")),
     ("formats.cuh", include_str!("../../cuda/formats.cuh")),
+    (
+        "grid_formats.cuh",
+        include_str!("../../cuda/grid_formats.cuh"),
+    ),
     (
         "activations.cuh",
         include_str!("../../cuda/activations.cuh"),

@@ -3,12 +3,13 @@
 //!
 //! Only scales grow: those of K-quants from 6 to 8 bits (by 3 % of a Q4_K tensor), because
 //! unpacking them in every thread would cost more than reading them, and those of two units or more
-//! that have one in the file (by 11 % of a Q2_0 tensor). No value changes.
+//! that have one in the file (by 11 % of a Q2_0 tensor, a third of a Q1_0 tensor). Ternary digits
+//! take two bits each (TQ1_0 grows by 22 %). No value changes.
 
 use super::Ptr;
 use super::params::Matrix;
 use octavo_quant::TensorType;
-use octavo_simd::formats::{self, Blocks, Weights};
+use octavo_simd::formats::{self, Blocks, GpuCodes, GpuScales};
 
 /// Columns per unit.
 pub const UNIT: usize = 32;
@@ -31,29 +32,43 @@ struct Shape {
 }
 
 fn shape(ty: TensorType) -> Option<Shape> {
-    let format = match &formats::row(ty)?.weights {
-        Weights::Planes(format) => format,
-        Weights::Floats => {
-            return Some(Shape {
-                low: 8 * ty.block_bytes(),
-                high: 0,
-                scales: 0,
-                supers: 0,
-            });
-        }
-        Weights::Words => return None,
+    let Some(format) = formats::row(ty)?.block_format() else {
+        return Some(Shape {
+            low: 8 * ty.block_bytes(),
+            high: 0,
+            scales: 0,
+            supers: 0,
+        });
     };
     let scales = format.gpu.as_ref()?;
-    // the CPU's planes without empty ones; no format has three
-    let mut planes = [format.low, format.high, format.top]
-        .into_iter()
-        .filter(|bits| *bits > 0);
+    let [low, high] = planes_of(format, scales);
     Some(Shape {
-        low: planes.next()?,
-        high: planes.next().unwrap_or(0),
+        low,
+        high,
         scales: scales.bytes,
-        supers: scales.halves.len() * (SUPER_UNITS * UNIT / format.k),
+        supers: scales.super_bytes * (SUPER_UNITS * UNIT / format.k),
     })
+}
+
+/// Whether a format's codes are words, as the CPU's kernels read them.
+fn has_words(format: &Blocks, scales: &GpuScales) -> bool {
+    format.low + format.high + format.top == 0 && matches!(scales.codes, GpuCodes::Own)
+}
+
+/// Returns the bits per weight of both planes.
+fn planes_of(format: &Blocks, scales: &GpuScales) -> [usize; 2] {
+    if matches!(scales.codes, GpuCodes::TwoBits(_)) {
+        return [2, 0];
+    }
+    if has_words(format, scales) {
+        // a word for every 32 weights is a bit a weight; three of them are in both planes
+        let words = format.unpacked_bytes / 4 / (format.k / UNIT);
+        return [words.min(2), words.saturating_sub(2)];
+    }
+    // the CPU's planes without empty ones; no format has three
+    let planes = [format.low, format.high, format.top].into_iter();
+    let mut planes = planes.filter(|bits| *bits > 0);
+    [planes.next(), planes.next()].map(|bits| bits.unwrap_or(0))
 }
 
 /// Whether the kernels support this type.
@@ -63,7 +78,7 @@ pub fn is_packed(ty: TensorType) -> bool {
 
 /// Returns the type whose kernels a type uses.
 pub(super) fn kernels_of(ty: TensorType) -> TensorType {
-    let blocks = formats::row(ty).and_then(|row| row.planes());
+    let blocks = formats::row(ty).and_then(|row| row.block_format());
     blocks
         .and_then(|blocks| blocks.gpu.as_ref())
         .map_or(ty, |scales| scales.kernels)
@@ -198,7 +213,7 @@ pub fn pack_experts(
         scales,
         supers,
     };
-    let format = formats::row(ty)?.planes();
+    let format = formats::row(ty)?.block_format();
     for (row, raw) in source.chunks_exact(row_bytes).enumerate() {
         let (expert, row) = (row / expert_rows, row % expert_rows);
         let place = UnitPosition {
@@ -239,24 +254,44 @@ impl Planes<'_> {
         let len = format.k;
         // blocks that share a super scale
         let together = SUPER_UNITS * UNIT / len;
+        let (unpack, n) = match gpu.codes {
+            GpuCodes::Own => (format.unpack, format.unpacked_bytes),
+            GpuCodes::TwoBits(unpack) => (unpack, len),
+        };
+        let has_words = has_words(format, gpu);
         let mut codes = [0u8; 256];
-        let codes = &mut codes[..len];
+        let codes = &mut codes[..n];
         for (b, raw) in raw.chunks_exact(format.ty.block_bytes()).enumerate() {
-            (format.unpack)(raw, codes);
+            unpack(raw, codes);
             let which = b % together;
-            for (u, codes) in codes.chunks_exact(UNIT).enumerate() {
+            for (u, codes) in codes.chunks_exact(n * UNIT / len).enumerate() {
                 let unit = b * len / UNIT + u;
-                self.put_codes(UnitPosition { unit, ..place }, format, shape, codes);
+                let at = UnitPosition { unit, ..place };
+                match has_words {
+                    true => self.put_words(at, shape, codes),
+                    false => self.put_codes(at, format, shape, codes),
+                }
                 let at = ((place.strip * place.units + unit) * STRIP + place.row) * shape.scales;
                 (gpu.of)(raw, u, which, &mut self.scales[at..at + shape.scales]);
             }
             if shape.supers > 0 {
-                let halves = &raw[gpu.halves.clone()];
                 let supers = place.units.div_ceil(SUPER_UNITS);
                 let at = (place.strip * supers + b / together) * STRIP + place.row;
-                let at = at * shape.supers + which * halves.len();
-                self.supers[at..at + halves.len()].copy_from_slice(halves);
+                let at = at * shape.supers + which * gpu.super_bytes;
+                (gpu.supers)(raw, &mut self.supers[at..at + gpu.super_bytes]);
             }
+        }
+    }
+
+    /// Writes the words of a unit: as many to the low plane as it has bits, the others to the high
+    /// one.
+    fn put_words(&mut self, place: UnitPosition, shape: Shape, words: &[u8]) {
+        let (low, high) = words.split_at(4 * shape.low);
+        for (j, word) in low.chunks_exact(4).enumerate() {
+            place.put(self.low, shape.low, j, word);
+        }
+        for (j, word) in high.chunks_exact(4).enumerate() {
+            place.put(self.high, shape.high, j, word);
         }
     }
 
@@ -329,7 +364,7 @@ mod tests {
         assert_eq!(pack(TensorType::Q4_K, 1, 256, &[0; 143]), None);
         assert_eq!(pack(TensorType::Q4_K, 2, 256, &[0; 144]), None);
         assert_eq!(pack(TensorType::Q4_K, 1, 0, &[]), None);
-        assert_eq!(pack(TensorType::IQ1_S, 1, 256, &[0; 50]), None);
+        assert_eq!(pack(TensorType::Q8_K, 1, 256, &[0; 292]), None);
         assert!(pack(TensorType::Q4_K, 0, 256, &[]).is_some_and(|p| p.bytes.is_empty()));
     }
 
@@ -348,8 +383,13 @@ mod tests {
                 // a zero point for each unit of 32 instead of 128, and an extra byte for each of
                 // the smallest groups
                 ty if TensorType::AWQ.contains(&ty) => 1.06,
-                // a scale for each unit instead of two
+                // a scale for each unit instead of two, and instead of four
                 TensorType::Q2_0 => 1.12,
+                TensorType::Q1_0 => 1.34,
+                // two bits for each digit
+                TensorType::TQ1_0 => 1.23,
+                // whole bytes for scales of three bits
+                TensorType::IQ1_M => 1.18,
                 _ => 1.04,
             };
             assert!(

@@ -67,10 +67,8 @@ impl Default for Sources {
             Module::ExpertGemv(FORMATS[0]),
             Module::Recurrence,
         ];
-        let files = HEADERS
-            .into_iter()
-            .chain(shim)
-            .chain(modules.map(Module::file));
+        let headers = HEADERS.iter().copied();
+        let files = headers.chain(shim).chain(modules.map(Module::file));
         let files = files
             .map(|(name, text)| (name.to_owned(), text.to_owned()))
             .collect();

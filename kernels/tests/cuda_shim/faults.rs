@@ -18,13 +18,22 @@ fn planted(
 
 /// As [`planted`], for any product of some tokens.
 fn planted_in(
-    (product, tokens): (Product, usize),
+    case: (Product, usize),
     file: &str,
     from: &str,
     to: &str,
     schedule: Schedule,
 ) -> Option<Result<Vec<f32>, String>> {
-    let ty = T::Q8_0;
+    planted_of(T::Q8_0, case, (file, from, to), schedule)
+}
+
+/// As [`planted_in`], for any type.
+fn planted_of(
+    ty: T,
+    (product, tokens): (Product, usize),
+    (file, from, to): (&str, &str, &str),
+    schedule: Schedule,
+) -> Option<Result<Vec<f32>, String>> {
     let mut sources = Sources {
         formats: vec![ty],
         ..Sources::default()
@@ -206,5 +215,63 @@ fn faults_in_products_of_batches_are_seen() {
             });
             assert!(seen, "{from:?} as {to:?}, {schedule:?}");
         }
+    }
+}
+
+/// Wrong bits of indices, signs, shifts and scales of the formats of grids.
+#[test]
+fn faults_in_grids_are_seen() {
+    let file = "grid_formats.cuh";
+    let product = (Bench::gemv as Product, 1);
+    let forward = Schedule::Forward;
+    let signs = ("return 25 + 2 * l;", "return 24 + 2 * l;");
+    let order = ("l % 2 * 16 + l / 2 * 8", "l * 8");
+    let faults = [
+        (T::IQ2_XXS, signs),
+        (T::IQ2_XXS, order),
+        (T::IQ2_XS, signs),
+        (T::IQ2_XS, ("l) & 1u) << 8", "l) & 0u) << 8")),
+        (T::IQ2_S, ("(2 * l) & 3u", "(2 * l) & 1u")),
+        (
+            T::IQ2_S,
+            ("d, w.scale_word() >> 8);", "d, w.scale_word());"),
+        ),
+        (T::IQ3_XXS, ("0.25f", "0.125f")),
+        (
+            T::IQ3_XXS,
+            (
+                "w.low_word(i / 4) >> (i % 4 * 8) & 255u];",
+                "w.low_word(0) & 255u];",
+            ),
+        ),
+        (
+            T::IQ3_S,
+            ("w.scale_word() >> i & 1u", "w.scale_word() & 1u"),
+        ),
+        (
+            T::IQ1_S,
+            ("(high >> (3 * l) & 7u)", "(high >> (3 * l) & 3u)"),
+        ),
+        (T::IQ1_S, ("high >> 15 & 1u", "0u * high")),
+        (T::IQ1_M, ("high >> 3 & 1u", "high & 1u")),
+        (T::IQ1_M, ("both >> 8 & 7", "both & 7")),
+    ];
+    for (ty, (from, to)) in faults {
+        let Some(right) = planted_of(ty, product, (file, from, from), forward) else {
+            return;
+        };
+        let right = right.expect("nothing was changed");
+        let got = planted_of(ty, product, (file, from, to), forward).expect("a compiler");
+        assert!(got.expect("it runs") != right, "{ty}: {from:?} as {to:?}");
+    }
+    for (ty, from, to) in [
+        (T::Q1_0, "~(codes * 0xfeu)", "~(codes * 0xffu)"),
+        (T::TQ2_0, "Codes<2, 0, 32, 1>", "Codes<2, 0, 32, 2>"),
+    ] {
+        let in_formats = |to: &str| {
+            let planted = planted_of(ty, product, ("formats.cuh", from, to), forward);
+            planted.expect("a compiler").expect("it runs")
+        };
+        assert!(in_formats(to) != in_formats(from), "{ty}: {from:?}");
     }
 }

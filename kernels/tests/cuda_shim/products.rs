@@ -27,6 +27,17 @@ fn widths(ty: T) -> Vec<usize> {
     }
 }
 
+/// No type of weights that files have becomes floats on a GPU; only types of activations would.
+#[test]
+fn every_weight_type_has_kernels() {
+    let others: Vec<T> = weight_types().filter(|ty| !is_packed(*ty)).collect();
+    let activations = [T::Q8_1, T::Q8_K, T::F64];
+    assert!(
+        others.iter().all(|ty| activations.contains(ty)),
+        "{others:?}"
+    );
+}
+
 #[test]
 fn embeddings_are_the_oracles_bit_for_bit() {
     let Some(mut bench) = device() else { return };

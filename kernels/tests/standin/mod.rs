@@ -43,7 +43,7 @@ fn modules_are_compiled_together() {
 #[ignore = "runs on the stand-in"]
 fn compiled_together() {
     // a type that has no kernels
-    let bad = Module::Gemv(TensorType::IQ1_S);
+    let bad = Module::Gemv(TensorType::Q8_K);
     let mut good = vec![Module::Rows, Module::Probe];
     good.extend(Module::Kv(1).parts().into_iter().take(3));
     let dir = tempfile::tempdir().expect("a folder");
@@ -58,7 +58,7 @@ fn compiled_together() {
         let at = gpu.alloc(4).expect("memory");
         gpu.upload(at, &[1, 2, 3, 4]).expect("it is copied");
         let error = gpu.build(bad).expect_err("it does not compile").to_string();
-        let start = "gemv.cu -DFORMAT=IQ1_S: NVRTC 13.0 for sm_90a does not compile it: ";
+        let start = "gemv.cu -DFORMAT=Q8_K: NVRTC 13.0 for sm_90a does not compile it: ";
         assert!(error.starts_with(start), "{error}");
         for module in &good {
             gpu.build(*module).unwrap_or_else(|error| panic!("{error}"));

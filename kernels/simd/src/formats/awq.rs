@@ -1,6 +1,6 @@
 //! Groups of an AWQ checkpoint: an f16 scale and a whole zero point for all of a group.
 
-use super::{Format, FormatInfo, GpuScales, Transposed, Visitor, nibbles_of_32};
+use super::{Format, FormatInfo, GpuCodes, GpuScales, Transposed, Visitor, nibbles_of_32};
 use crate::simd::Simd;
 use octavo_quant::TensorType;
 
@@ -28,9 +28,11 @@ macro_rules! awq {
 /// Beside each 32 columns of a row: groups of 64 lie in memory as two of 32.
 const OF_32: GpuScales = GpuScales {
     kernels: TensorType::AWQ_G32,
+    codes: GpuCodes::Own,
     bytes: 4,
     of: |raw, _, _, out| out[..3].copy_from_slice(&raw[..3]),
-    halves: 0..0,
+    super_bytes: 0,
+    supers: |_, _| {},
 };
 
 awq!(AWQ_G32, 32, OF_32);
@@ -40,9 +42,11 @@ awq!(
     128,
     GpuScales {
         kernels: TensorType::AWQ_G128,
+        codes: GpuCodes::Own,
         bytes: 1,
         of: |raw, _, which, out| out[0] = raw[2] & 15 | (which as u8) << 7,
-        halves: 0..2,
+        super_bytes: 2,
+        supers: |raw, out| out.copy_from_slice(&raw[0..2]),
     }
 );
 

@@ -1,6 +1,6 @@
 //! Four-bit floats E2M1, with a float of 8 bits for every 32 or 16.
 
-use super::{Format, FormatInfo, GpuScales, Transposed, Visitor, nibbles};
+use super::{Format, FormatInfo, GpuCodes, GpuScales, Transposed, Visitor, nibbles};
 use crate::simd::Simd;
 use octavo_quant::TensorType;
 
@@ -53,9 +53,11 @@ format! {
     transpose(raw, meta) { meta.bytes(0, &raw[..4]) }
     gpu Some(GpuScales {
         kernels: TensorType::NVFP4,
+        codes: GpuCodes::Own,
         bytes: 2,
         of: |raw, u, _, out| out.copy_from_slice(&raw[2 * u..2 * u + 2]),
-        halves: 0..0,
+        super_bytes: 0,
+        supers: |_, _| {},
     })
 }
 

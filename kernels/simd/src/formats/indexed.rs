@@ -6,7 +6,7 @@
 mod points;
 
 use super::planes::each_of_four;
-use super::{Fold, Format, FormatInfo, GpuScales, Transposed, Visitor};
+use super::{Fold, Format, FormatInfo, GpuCodes, GpuScales, Transposed, Visitor};
 use crate::simd::{Halves, Simd};
 use octavo_quant::TensorType;
 use points::{
@@ -222,6 +222,36 @@ fn signs_and_scale(word: [u8; 4]) -> u32 {
     seven_signs([0, 7, 14, 21].map(|at| (word >> at) as u8), (word >> 28) as u8)
 }
 
+/// Words on the GPU too: the half at the head of a block is its scale there, and `of` writes
+/// `bytes` bytes of each 32 columns.
+const fn of_words(
+    ty: TensorType,
+    bytes: usize,
+    of: fn(&[u8], usize, usize, &mut [u8]),
+) -> Option<GpuScales> {
+    Some(GpuScales {
+        kernels: ty,
+        codes: GpuCodes::Own,
+        bytes,
+        of,
+        super_bytes: 2,
+        supers: |raw, out| out.copy_from_slice(&raw[..2]),
+    })
+}
+
+/// Four scales of three bits of a block of IQ1_M, and above them four bits of its own scale.
+#[inline(always)]
+fn iq1_m_scales(raw: &[u8], n: usize) -> u16 {
+    u16::from_le_bytes([raw[48 + 2 * n], raw[49 + 2 * n]])
+}
+
+/// The scale of a block of IQ1_M, a half.
+#[inline(always)]
+fn iq1_m_half(raw: &[u8]) -> [u8; 2] {
+    let half = (0..4).fold(0, |half, n| half | iq1_m_scales(raw, n) >> 12 << (4 * n));
+    half.to_le_bytes()
+}
+
 format! {
     /// Four indices of 8 bits, four times seven signs and a 4-bit scale for every 32.
     IQ2_XXS: 256 weights, meta 2, low 0, high 0, top 0, group 32, offset 64, min false, table None,
@@ -238,7 +268,7 @@ format! {
         }));
     }
     transpose(raw, meta) { meta.half(0, &raw[..2]) }
-    gpu None,
+    gpu of_words(TensorType::IQ2_XXS, 0, |_, _, _, _| {}),
     codes S, H(block, g) in 64 bytes, up to 107 {
         let at = word::<S, IQ2_XXS>(block, 2 * g);
         let signs = even_signs::<S>(word::<S, IQ2_XXS>(block, 2 * g + 1));
@@ -267,7 +297,7 @@ format! {
         meta.half(0, &raw[..2]);
         meta.bytes(2, &raw[66..]);
     }
-    gpu None,
+    gpu of_words(TensorType::IQ2_XS, 1, |raw, u, _, out| out[0] = raw[66 + u]),
     codes S, H(block, g) in 64 bytes, up to 107 {
         let at = word::<S, IQ2_XS>(block, 2 * g);
         let plane = word::<S, IQ2_XS>(block, 2 * g + 1);
@@ -296,7 +326,9 @@ format! {
         meta.bytes(2, &raw[74..]);
         meta.bytes(10, &raw[66..74]);
     }
-    gpu None,
+    gpu of_words(TensorType::IQ2_S, 2, |raw, u, _, out| {
+        out.copy_from_slice(&[raw[66 + u], raw[74 + u]]);
+    }),
     codes S, H(block, g) in 64 bytes, up to 107 {
         let (at, signs) = (word::<S, IQ2_S>(block, 2 * g), word::<S, IQ2_S>(block, 2 * g + 1));
         let high = S::load_u8(block.add((10 + g) * S::R));
@@ -320,7 +352,7 @@ format! {
         with_signs(words, groups.map(|(at, signs)| (*at, signs_and_scale(signs))));
     }
     transpose(raw, meta) { meta.half(0, &raw[..2]) }
-    gpu None,
+    gpu of_words(TensorType::IQ3_XXS, 0, |_, _, _, _| {}),
     codes S, H(block, g) in 96 bytes, up to 126 {
         let at = word::<S, IQ3_XXS>(block, 3 * g + H);
         let signs = even_signs::<S>(word::<S, IQ3_XXS>(block, 3 * g + 2));
@@ -346,7 +378,9 @@ format! {
         meta.bytes(2, &raw[106..]);
         meta.bytes(6, &raw[66..74]);
     }
-    gpu None,
+    gpu of_words(TensorType::IQ3_S, 2, |raw, u, _, out| {
+        out.copy_from_slice(&[raw[66 + u], raw[106 + u / 2] >> (4 * (u % 2)) & 15]);
+    }),
     codes S, H(block, g) in 96 bytes, up to 79 {
         let (at, signs) =
             (word::<S, IQ3_S>(block, 3 * g + H), word::<S, IQ3_S>(block, 3 * g + 2));
@@ -378,7 +412,9 @@ format! {
             *meta.byte(10 + g) = raw[35 + 2 * g];
         }
     }
-    gpu None,
+    gpu of_words(TensorType::IQ1_S, 2, |raw, u, _, out| {
+        out.copy_from_slice(&raw[34 + 2 * u..36 + 2 * u]);
+    }),
     codes S, H(block, g) in 32 bytes, up to 25 {
         let (at, low) = (word::<S, IQ1_S>(block, g), S::load_u8(block.add((2 + g) * S::R)));
         let high = S::or(low, S::shl(S::load_u8(block.add((10 + g) * S::R)), 8));
@@ -405,18 +441,27 @@ format! {
     }
     unpack(raw, words) { words.copy_from_slice(&raw[..32]) }
     transpose(raw, meta) {
-        let scales: [u16; 4] =
-            std::array::from_fn(|n| u16::from_le_bytes([raw[48 + 2 * n], raw[49 + 2 * n]]));
-        let half = (0..4).fold(0, |half, n| half | scales[n] >> 12 << (4 * n));
-        meta.half(0, &half.to_le_bytes());
+        meta.half(0, &iq1_m_half(raw));
         for g in 0..16 {
-            let scale = (scales[g / 4] >> (3 * (g % 4)) & 7) as u8;
+            let scale = (iq1_m_scales(raw, g / 4) >> (3 * (g % 4)) & 7) as u8;
             *meta.byte(2 + g / 4) |= (scale & 3) << (2 * (g % 4));
             *meta.byte(6 + g / 8) |= (scale >> 2) << (g % 8);
         }
         meta.bytes(8, &raw[32..48]);
     }
-    gpu None,
+    gpu Some(GpuScales {
+        kernels: TensorType::IQ1_M,
+        codes: GpuCodes::Own,
+        // upper bits of the indices and shifts of the unit, then its two scales, a byte each
+        bytes: 4,
+        of: |raw, u, _, out| {
+            out[..2].copy_from_slice(&raw[32 + 2 * u..34 + 2 * u]);
+            let scales = iq1_m_scales(raw, u / 2) >> (6 * (u % 2));
+            out[2..].copy_from_slice(&[(scales & 7) as u8, (scales >> 3 & 7) as u8]);
+        },
+        super_bytes: 2,
+        supers: |raw, out| out.copy_from_slice(&iq1_m_half(raw)),
+    }),
     codes S, H(block, g) in 32 bytes, up to 25 {
         let (at, high) =
             (word::<S, IQ1_M>(block, g), S::load_u8(block.add((8 + 2 * g + H) * S::R)));

@@ -1,7 +1,8 @@
 //! Formats whose codes are indices into a table of sixteen values.
 
 use super::{
-    Fold, Format, FormatInfo, GpuScales, Transposed, Visitor, nibbles, nibbles_of_32, six_bits,
+    Fold, Format, FormatInfo, GpuCodes, GpuScales, Transposed, Visitor, nibbles, nibbles_of_32,
+    six_bits,
 };
 use crate::simd::Simd;
 use octavo_quant::TensorType;
@@ -44,13 +45,15 @@ format! {
     }
     gpu Some(GpuScales {
         kernels: TensorType::IQ4_XS,
+        codes: GpuCodes::Own,
         bytes: 1,
         of: |raw, u, _, out| {
             let high = u16::from_le_bytes([raw[2], raw[3]]);
             let scale = (raw[4 + u / 2] >> (4 * (u % 2)) & 15) | ((high >> (2 * u) & 3) as u8) << 4;
             out[0] = scale.wrapping_sub(32);
         },
-        halves: 0..2,
+        super_bytes: 2,
+        supers: |raw, out| out.copy_from_slice(&raw[0..2]),
     })
 }
 

@@ -2,8 +2,8 @@
 //! of 16 or 32.
 
 use super::{
-    Fold, Format, FormatInfo, GpuScales, Transposed, Visitor, eight, nibbles, six_bits, spread,
-    spread_more, two_bits,
+    Fold, Format, FormatInfo, GpuCodes, GpuScales, Transposed, Visitor, eight, nibbles, six_bits,
+    spread, spread_more, two_bits,
 };
 use crate::simd::Simd;
 use octavo_quant::TensorType;
@@ -39,10 +39,12 @@ macro_rules! k45 {
             }
             gpu Some(GpuScales {
                 kernels: TensorType::$name,
+                codes: GpuCodes::Own,
                 // 8 bits each, where the file has 6: see the head of `kernels/src/cuda/pack.rs`
                 bytes: 2,
                 of: |raw, u, _, out| (out[0], out[1]) = scale_min(&raw[4..16], u),
-                halves: 0..4,
+                super_bytes: 4,
+                supers: |raw, out| out.copy_from_slice(&raw[0..4]),
             })
         }
     };
@@ -104,9 +106,11 @@ format! {
     }
     gpu Some(GpuScales {
         kernels: TensorType::Q6_K,
+        codes: GpuCodes::Own,
         bytes: 2,
         of: |raw, u, _, out| out.copy_from_slice(&raw[192 + 2 * u..194 + 2 * u]),
-        halves: 208..210,
+        super_bytes: 2,
+        supers: |raw, out| out.copy_from_slice(&raw[208..210]),
     })
 }
 
@@ -127,9 +131,11 @@ format! {
     }
     gpu Some(GpuScales {
         kernels: TensorType::Q2_K,
+        codes: GpuCodes::Own,
         bytes: 2,
         of: |raw, u, _, out| out.copy_from_slice(&raw[2 * u..2 * u + 2]),
-        halves: 80..84,
+        super_bytes: 4,
+        supers: |raw, out| out.copy_from_slice(&raw[80..84]),
     })
 }
 
@@ -158,6 +164,7 @@ format! {
     }
     gpu Some(GpuScales {
         kernels: TensorType::Q3_K,
+        codes: GpuCodes::Own,
         bytes: 2,
         of: |raw, u, _, out| {
             let s = &raw[96..108];
@@ -166,7 +173,8 @@ format! {
                 *out = (low & 15 | (high & 3) << 4).wrapping_sub(32);
             }
         },
-        halves: 108..110,
+        super_bytes: 2,
+        supers: |raw, out| out.copy_from_slice(&raw[108..110]),
     })
 }
 

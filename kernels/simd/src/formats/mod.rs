@@ -29,7 +29,6 @@ use crate::simd::Simd;
 use codes::{eight, nibbles, nibbles_of_32, spread, spread_more, two_bits};
 use octavo_quant::TensorType;
 use planes::{largest, plane_codes};
-use std::ops::Range;
 
 /// One packed format. `R` is always `S::R`.
 pub trait Format {
@@ -250,7 +249,7 @@ pub enum Weights {
     /// Codes in bit planes.
     Planes(Blocks),
     /// Codes in words.
-    Words,
+    Words(Blocks),
 }
 
 /// The numbers of a [`Format`], and the functions that decode a block of the file.
@@ -263,6 +262,8 @@ pub struct Blocks {
     pub top: usize,
     pub offset: i32,
     pub min: bool,
+    /// Bytes that `unpack` writes: a code each, or words.
+    pub unpacked_bytes: usize,
     pub unpack: fn(&[u8], &mut [u8]),
     pub transpose: fn(&[u8], &mut Transposed<'_>),
     pub gpu: Option<GpuScales>,
@@ -280,7 +281,7 @@ impl FormatInfo {
         FormatInfo {
             ty: F::TYPE,
             weights: if F::LOW + F::HIGH + F::TOP == 0 {
-                Weights::Words
+                Weights::Words(Blocks::of::<F>())
             } else {
                 Weights::Planes(Blocks::of::<F>())
             },
@@ -298,7 +299,15 @@ impl FormatInfo {
     pub fn planes(&self) -> Option<&Blocks> {
         match &self.weights {
             Weights::Planes(blocks) => Some(blocks),
-            Weights::Floats | Weights::Words => None,
+            Weights::Floats | Weights::Words(_) => None,
+        }
+    }
+
+    /// Its numbers, with planes or without; `None` for floats.
+    pub fn block_format(&self) -> Option<&Blocks> {
+        match &self.weights {
+            Weights::Planes(blocks) | Weights::Words(blocks) => Some(blocks),
+            Weights::Floats => None,
         }
     }
 }
@@ -314,6 +323,10 @@ impl Blocks {
             top: F::TOP,
             offset: F::OFFSET,
             min: F::MIN,
+            unpacked_bytes: match F::LOW + F::HIGH + F::TOP {
+                0 => F::CODE_BYTES,
+                _ => F::K,
+            },
             unpack: F::unpack,
             transpose: F::transpose,
             gpu: F::GPU,
@@ -326,14 +339,25 @@ impl Blocks {
 pub struct GpuScales {
     /// The type whose kernels read it: itself, unless both lie in memory alike.
     pub kernels: TensorType,
+    /// The codes of a block.
+    pub codes: GpuCodes,
     /// Bytes of scales for each row and 32 columns.
     pub bytes: usize,
     /// Writes them, from a block as it lies in the file: of its columns from `32 u` on, the block
     /// being number `which` of those that share 256 columns.
     pub of: fn(raw: &[u8], u: usize, which: usize, out: &mut [u8]),
-    /// Range of a block's bytes that holds the halves which multiply its scales; empty if there are
-    /// none.
-    pub halves: Range<usize>,
+    /// Bytes of the halves of a block that multiply its scales, or are its scales.
+    pub super_bytes: usize,
+    /// Writes them, from a block as it lies in the file.
+    pub supers: fn(raw: &[u8], out: &mut [u8]),
+}
+
+/// The codes that the GPU's kernels read.
+pub enum GpuCodes {
+    /// Those of [`Format::unpack`]: codes of its planes, or its words.
+    Own,
+    /// Codes of two bits, which this writes from a block as it lies in the file, in the order of k.
+    TwoBits(fn(raw: &[u8], codes: &mut [u8])),
 }
 
 impl GpuScales {
@@ -341,12 +365,14 @@ impl GpuScales {
     const fn first(ty: TensorType, bytes: usize) -> Option<GpuScales> {
         Some(GpuScales {
             kernels: ty,
+            codes: GpuCodes::Own,
             bytes,
             of: |raw, _, _, out| {
                 let n = out.len();
                 out.copy_from_slice(&raw[..n]);
             },
-            halves: 0..0,
+            super_bytes: 0,
+            supers: |_, _| {},
         })
     }
 }

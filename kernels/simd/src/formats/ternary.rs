@@ -1,7 +1,7 @@
 //! Codes of one or two bits, or ternary digits, less one, times one f16 scale.
 
 use super::planes::{each_of_four, plane_codes};
-use super::{Fold, Format, FormatInfo, GpuScales, Transposed, Visitor, two_bits};
+use super::{Fold, Format, FormatInfo, GpuCodes, GpuScales, Transposed, Visitor, two_bits};
 use crate::simd::Simd;
 use octavo_quant::TensorType;
 
@@ -30,7 +30,7 @@ format! {
         }
     }
     transpose(raw, meta) { meta.half(0, &raw[..2]) }
-    gpu None,
+    gpu GpuScales::first(TensorType::Q1_0, 2),
     codes S, H(block, g) in 16 bytes, up to 2 {
         let [a, b, c, d] = plane_codes::<S, Q1_0, H>(block, g);
         [S::shl(a, 1), S::shl(b, 1), S::shl(c, 1), S::shl(d, 1)]
@@ -46,10 +46,12 @@ format! {
     unpack(raw, codes) { two_bits(&raw[..64], codes) }
     transpose(raw, meta) { meta.half(0, &raw[64..66]) }
     gpu Some(GpuScales {
-        kernels: TensorType::Q2_0,
-        bytes: 2,
-        of: |raw, _, _, out| out.copy_from_slice(&raw[64..66]),
-        halves: 0..0,
+        kernels: TensorType::TQ2_0,
+        codes: GpuCodes::Own,
+        bytes: 0,
+        of: |_, _, _, _| {},
+        super_bytes: 2,
+        supers: |raw, out| out.copy_from_slice(&raw[64..66]),
     })
 }
 
@@ -64,7 +66,14 @@ format! {
     scales S([d], _meta, _) { (d, S::zero()) }
     unpack(raw, words) { words.copy_from_slice(&raw[..52]) }
     transpose(raw, meta) { meta.half(0, &raw[52..54]) }
-    gpu None,
+    gpu Some(GpuScales {
+        kernels: TensorType::TQ2_0,
+        codes: GpuCodes::TwoBits(ternary_digits),
+        bytes: 0,
+        of: |_, _, _, _| {},
+        super_bytes: 2,
+        supers: |raw, out| out.copy_from_slice(&raw[52..54]),
+    }),
     codes S, H(block, g) in 52 bytes, up to 2 {
         let half = 2 * g + H;
         each_of_four(#[inline(always)] |j| {
@@ -91,6 +100,19 @@ unsafe fn ternary_digit<S: Simd>(v: S::I, n: usize) -> S::I {
         let even = S::mul16_high(S::mul16(even, power), three);
         let odd = S::mul16_high(S::mul16(odd, power), three);
         S::or(even, S::shl(odd, 8))
+    }
+}
+
+/// All digits of a block of TQ1_0.
+fn ternary_digits(raw: &[u8], codes: &mut [u8]) {
+    for (i, code) in codes.iter_mut().enumerate() {
+        let (byte, n) = match i {
+            0..160 => (i % 32, i / 32),
+            160..240 => (32 + i % 16, (i - 160) / 16),
+            _ => (48 + i % 4, (i - 240) / 4),
+        };
+        let rest = raw[byte].wrapping_mul(POWERS[n] as u8);
+        *code = ((u16::from(rest) * 3) >> 8) as u8;
     }
 }
 

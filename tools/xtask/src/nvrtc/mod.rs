@@ -114,7 +114,7 @@ fn imma_products(kernel: &str) -> Option<usize> {
     let (columns, rows) = (size()?, size()?);
     // each half of a unit has its own product where it has its own scale
     let halves = match parts.next()? {
-        "Q2_K" | "Q3_K" | "Q6_K" | "NVFP4" => 2,
+        "Q2_K" | "Q3_K" | "Q6_K" | "NVFP4" | "IQ2_XS" | "IQ2_S" | "IQ1_M" => 2,
         _ => 1,
     };
     // high and low bytes of tiles of 16 rows and 8 columns
