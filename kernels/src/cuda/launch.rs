@@ -290,6 +290,32 @@ fn part_of(kv: KvType) -> Part {
 /// Part of attention's kernels that are for no type of the cache.
 pub(super) const NO_KV_TYPE: Part = KV_TYPES.len() + 1;
 
+/// Cache types with kernels for prompts on tensor cores, which read them as halves; each is a part
+/// behind [`NO_KV_TYPE`].
+pub(super) const PROMPT_TYPES: [KvType; 5] = [
+    KvType::F16,
+    KvType::Bf16,
+    KvType::Q8_0,
+    KvType::F8E4M3,
+    KvType::Q4_0,
+];
+
+/// Returns the part of prompts' kernels for a type of the cache.
+fn prompt_part_of(kv: KvType) -> Option<Part> {
+    let at = PROMPT_TYPES.iter().position(|ty| *ty == kv)?;
+    Some(NO_KV_TYPE + 1 + at)
+}
+
+/// Whether there are kernels for prompts on tensor cores for heads of this size: a warp has all of
+/// a head or half of it, in pieces of 16 values.
+pub(super) fn has_prompt_kernels(head_dim: usize) -> bool {
+    match head_dim {
+        16..=128 => head_dim.is_multiple_of(16),
+        129..=256 => head_dim.is_multiple_of(32),
+        _ => false,
+    }
+}
+
 /// Writes keys and values to the KV cache.
 pub fn kv_write(kv: KvType, p: &KvWrite) -> Launch {
     let n = u64::from(p.paging.rows) * u64::from(p.heads) * u64::from(p.head_dim);
@@ -335,9 +361,9 @@ pub fn takes_head_dim(head_dim: usize) -> bool {
 
 /// Whether [`attend_prompt`] supports this; otherwise [`attend`] also runs prefill.
 pub fn takes_prompt(kv: KvType, head_dim: usize, heads_per_kv: usize) -> bool {
-    kv == KvType::F16
-        && head_dim.is_multiple_of(16)
-        && (16..=128).contains(&head_dim)
+    prompt_part_of(kv).is_some()
+        && kv.both().takes(head_dim)
+        && has_prompt_kernels(head_dim)
         && heads_per_kv <= TILE_QUERIES
 }
 
@@ -371,13 +397,24 @@ pub fn attend(kv: KvType, head_dim: usize, p: &Attention, most_splits: u32) -> [
 }
 
 /// Computes prefill attention in `tiles` tiles (see `cuda/attention_prompt.cuh`).
-pub fn attend_prompt(head_dim: usize, p: &Attention, tiles: u32) -> Launch {
-    let name = format!("attend_prompt_{head_dim}_F16");
+///
+/// # Panics
+/// For what [`takes_prompt`] does not take.
+pub fn attend_prompt(kv: KvType, head_dim: usize, p: &Attention, tiles: u32) -> Launch {
+    let name = format!("attend_prompt_{head_dim}_{}", kv_name(kv));
     let grid = [tiles, p.heads_kv, 1];
+    let part = prompt_part_of(kv).unwrap_or_else(|| panic!("{kv}: see `takes_prompt`"));
+    // 64 keys or values, each row padded by 8 halves
+    let tile = 64 * 2 * (head_dim as u32 + 8);
+    let (threads, shared) = match head_dim {
+        ..=128 => (128, 4 * tile),
+        // eight warps share 16 queries each by twos, and tell each other their scores of 64 keys
+        _ => (256, 2 * tile + 8 * 16 * 64 * 4),
+    };
+    let module = Module::Attention(head_dim, part);
     Launch {
-        // two tiles of 64 keys and two of 64 values, each row padded by 8 halves
-        shared: 4 * 64 * 2 * (head_dim as u32 + 8),
-        ..launch(Module::Attention(head_dim, NO_KV_TYPE), name, grid, 128, p)
+        shared,
+        ..launch(module, name, grid, threads, p)
     }
 }
 

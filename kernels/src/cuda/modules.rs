@@ -1,9 +1,10 @@
 //! Compilation units: a source file and, for most of them, a macro that specializes it.
 
-use super::launch::{IMMA_PARTS, KV_TYPES, NO_KV_TYPE, WIDE_PARTS};
+use super::launch::{IMMA_PARTS, KV_TYPES, PROMPT_TYPES, WIDE_PARTS, has_prompt_kernels};
 use super::{grids, pack};
 use octavo_quant::TensorType;
 use octavo_simd::formats::packed_types;
+use octavo_simd::kv_layout::KvType;
 use std::fmt;
 use std::sync::LazyLock;
 
@@ -158,12 +159,15 @@ impl Module {
             Module::ExpertImma(ty, _) => all(IMMA_PARTS, &|part| Module::ExpertImma(ty, part)),
             Module::WideGemm(ty, _) => all(WIDE_PARTS, &|part| Module::WideGemm(ty, part)),
             Module::Attention(dim, _) => {
-                let is_there = |part: &Part| {
-                    let of_type = KV_TYPES.get(part - 1);
-                    of_type.is_none_or(|ty| ty.both().takes(dim))
-                };
-                let parts = (1..=NO_KV_TYPE).filter(is_there);
-                parts.map(|part| Module::Attention(dim, part)).collect()
+                let takes = |ty: &KvType| ty.both().takes(dim);
+                let prompts = has_prompt_kernels(dim).then_some(PROMPT_TYPES);
+                let of_type = KV_TYPES.map(|ty| takes(&ty));
+                let of_prompts = prompts.into_iter().flatten().map(|ty| takes(&ty));
+                let is_there = of_type.into_iter().chain([true]).chain(of_prompts);
+                let parts = (1..).zip(is_there).filter(|(_, is_there)| *is_there);
+                parts
+                    .map(|(part, _)| Module::Attention(dim, part))
+                    .collect()
             }
             _ => vec![self],
         }
@@ -250,6 +254,7 @@ impl fmt::Display for Module {
 
 #[cfg(test)]
 mod tests {
+    use super::super::launch::NO_KV_TYPE;
     use super::*;
 
     /// Parts of the sources have the kernels that launches look for there.
@@ -268,6 +273,11 @@ mod tests {
         }
         let others = "KERNEL(JOIN(attend, HEAD_DIM, merge)";
         has(Module::Attention(64, 1), NO_KV_TYPE, others);
+        for (part, ty) in (NO_KV_TYPE + 1..).zip(PROMPT_TYPES) {
+            let name = ty.name().to_ascii_uppercase();
+            let attend = format!("ATTEND_PROMPT({name})\n");
+            has(Module::Attention(64, 1), part, &attend);
+        }
         let format = FORMATS[0];
         for (part, columns) in (1..=IMMA_PARTS).zip([8, 16]) {
             let kernel = format!("KERNEL(JOIN(imma, FORMAT, 32_{columns})");
@@ -283,7 +293,9 @@ mod tests {
 
     #[test]
     fn heads_of_other_sizes_lack_types_in_groups_of_32() {
-        assert_eq!(Module::Attention(64, 1).parts().len(), 7);
+        assert_eq!(Module::Attention(64, 1).parts().len(), 12);
+        assert_eq!(Module::Attention(80, 1).parts().len(), 6);
+        // prompts without tensor cores
         assert_eq!(Module::Attention(72, 1).parts().len(), 4);
         let all = Module::all();
         let of = |file| all.iter().filter(|module| module.file().0 == file).count();

@@ -1,6 +1,7 @@
 //! Writing the KV cache, and attention over it.
 
 mod floats8;
+mod neighbours;
 mod programs;
 mod windows;
 
@@ -292,19 +293,29 @@ impl Scene {
             tiles: bench.integers(&tiles),
             ..p
         };
-        bench.run(&launch::attend_prompt(self.dim, &p, tiles.len() as u32 / 2));
+        let tiles = tiles.len() as u32 / 2;
+        bench.run(&launch::attend_prompt(self.kv, self.dim, &p, tiles));
         assert_eq!(bench.read_integers(p.paging.missing, 1), [0], "pages read");
         bench.read(p.out, self.q.len())
     }
 
     /// Checks results against f64. The error of a score is the roundings of its sum, and of its
     /// query where that is split into two halves; a weight has the same relative error, doubled
-    /// because the sum of weights has it too; and weights themselves may be halves. A cap passes
+    /// because the sum of weights has it too; and weights themselves may be halves, as may keys and
+    /// values of other types. A cap passes
     /// errors on and adds that of `tanhf`, two units in the last place, and two roundings of a
     /// half. A sink is a score of a value of zero.
     fn check(&self, out: &[f32], prompt: bool) {
         let eps = f64::from(f32::EPSILON);
         let scale = f64::from(1.0 / (self.dim as f32).sqrt());
+        // the error of a sum of products, of a size, whose second factors become halves
+        let made_halves = |size: f64, first: &[f32]| match self.kv {
+            KvType::F16 => 0.0,
+            _ => {
+                let first: f64 = first.iter().map(|x| f64::from(x.abs())).sum();
+                size * 2f64.powi(-11) + first * 2f64.powi(-25)
+            }
+        };
         let mut worst = Worst::default();
         for (r, row) in self.rows.iter().enumerate() {
             for h in 0..self.heads {
@@ -335,6 +346,7 @@ impl Scene {
                             .map(|k| f64::from(k.abs()))
                             .sum();
                         error += size * 2f64.powi(-22) + keys * 2f64.powi(-25);
+                        error += scale * made_halves(size / scale, q);
                     }
                     error += capped.map_or(0.0, |capped| capped.abs() * 3.0 * eps);
                     off = off.max(error);
@@ -356,6 +368,7 @@ impl Scene {
                     if prompt {
                         bound +=
                             size * 2f64.powi(-11) + weights.len() as f64 / total * 2f64.powi(-25);
+                        bound += made_halves(size, &[1.0]);
                     }
                     worst.see(
                         || format!("row {r}, head {h}, value {d}"),
@@ -412,68 +425,29 @@ fn splits_go_on_to_further_pages() {
 #[test]
 fn prompts_attend_on_tensor_cores_and_without() {
     let Some(mut bench) = device() else { return };
+    let mut on_tensor_cores = 0;
     for (i, dim) in HEAD_DIMS.into_iter().enumerate() {
         for (n, (heads, heads_kv)) in [(1, 1), (4, 1), (10, 2)].into_iter().enumerate() {
             bench.0.schedule(Schedule::ALL[(i + n) % 3]);
-            for (lengths, new) in [(&[40][..], 40), (&[70, 5, 130], 23)] {
-                let scene = Scene::new(KvType::F16, dim, (heads, heads_kv), lengths, new);
-                scene.check(&scene.attend(&mut bench, 9, 4), false);
-                if launch::takes_prompt(KvType::F16, dim, heads / heads_kv) {
-                    scene.check(&scene.attend_prompt(&mut bench, 9), true);
+            for (j, kv) in launch::KV_TYPES.into_iter().enumerate() {
+                // halves with all, the others with one of these
+                if !kv.takes(dim) || kv != KvType::F16 && (i + j + n) % 3 > 0 {
+                    continue;
                 }
-                bench.0.clear();
+                for (lengths, new) in [(&[40][..], 40), (&[70, 5, 130], 23)] {
+                    let scene = Scene::new(kv, dim, (heads, heads_kv), lengths, new);
+                    scene.check(&scene.attend(&mut bench, 9, 4), false);
+                    if launch::takes_prompt(kv, dim, heads / heads_kv) {
+                        scene.check(&scene.attend_prompt(&mut bench, 9), true);
+                        on_tensor_cores += 1;
+                    }
+                    bench.0.clear();
+                }
             }
         }
     }
-}
-
-#[test]
-fn attention_depends_on_no_page_order_and_no_neighbour() {
-    let Some(mut bench) = device() else { return };
-    let all = Scene::new(KvType::F16, 64, (4, 2), &[100, 49, 7], 3);
-    let (out, prompt) = (
-        all.attend(&mut bench, 1, 8),
-        all.attend_prompt(&mut bench, 1),
+    assert!(
+        on_tensor_cores > 60,
+        "{on_tensor_cores} prompts on tensor cores"
     );
-    for (seed, schedule) in [
-        (2, Schedule::Forward),
-        (3, Schedule::Backward),
-        (4, Schedule::Random(9)),
-    ] {
-        bench.0.schedule(schedule);
-        assert_eq!(
-            all.attend(&mut bench, seed, 8),
-            out,
-            "pages in another order, {schedule:?}"
-        );
-        assert_eq!(
-            all.attend_prompt(&mut bench, seed),
-            prompt,
-            "pages in another order, {schedule:?}"
-        );
-    }
-    for s in 0..3 {
-        let (width, first) = (4 * 64, 3 * s);
-        let alone = Scene {
-            lengths: vec![all.lengths[s]],
-            k: vec![all.k[s].clone()],
-            v: vec![all.v[s].clone()],
-            q: all.q[first * width..(first + 3) * width].to_vec(),
-            rows: all.rows[first..first + 3]
-                .iter()
-                .map(|r| r.map(|(_, p)| (0, p)))
-                .collect(),
-            ..Scene::new(KvType::F16, 64, (4, 2), &[1], 1)
-        };
-        assert_eq!(
-            alone.attend(&mut bench, 7, 8),
-            out[first * width..(first + 3) * width],
-            "sequence {s} alone"
-        );
-        assert_eq!(
-            alone.attend_prompt(&mut bench, 7),
-            prompt[first * width..(first + 3) * width],
-            "sequence {s} alone"
-        );
-    }
 }

@@ -372,6 +372,7 @@ impl LaunchContext<'_> {
         let ty = kernels_of(kv);
         if !self.shape.generated && launch::takes_prompt(ty, kv.head_dim, heads / kv.n_head_kv) {
             return vec![launch::attend_prompt(
+                ty,
                 kv.head_dim,
                 &all,
                 small(self.shape.tiles),

@@ -136,6 +136,6 @@ fn attention_without_a_page(
         .device()
         .upload(paging.missing, &[0; 4])
         .expect("its own memory");
-    bench.run(&launch::attend_prompt(dim, &p, 3));
+    bench.run(&launch::attend_prompt(KvType::F16, dim, &p, 3));
     missing_page(bench, &paging)
 }
