@@ -1,5 +1,6 @@
-// Operations over rows of floats: norms, rotations, activations, sums, and the place of the largest
-// value.
+// Operations over rows of floats: norms, rotations, activations, sums, the place of the largest
+// value, and the largest values in order.
+#include "candidates.cuh"
 #include "gate.cuh"
 #include "norm.cuh"
 #include "softcap.cuh"

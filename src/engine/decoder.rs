@@ -15,7 +15,7 @@ use octavo_text::stop::StopMatcher;
 use octavo_text::tokenizer::Utf8Stream;
 
 use crate::image_registry::is_image_token;
-use crate::sample::{Constraint, Logprobs, OutputValue, SampleError, Sampler};
+use crate::sample::{Constraint, Logprobs, OutputNeed, OutputValue, SampleError, Sampler};
 
 pub(crate) use candidates::Candidate;
 pub use context_shift::ContextShift;
@@ -40,8 +40,8 @@ pub(crate) struct TextDecoder {
     last_was_draft: bool,
     sampler: Sampler,
     constraint: Option<Box<dyn Constraint>>,
-    /// The argmax computed on the device is enough.
-    greedy_on_device: bool,
+    /// Part of an output that is needed while every token may be chosen.
+    need_if_free: OutputNeed,
     utf8: Utf8Stream,
     stops: StopMatcher,
     text: String,
@@ -50,6 +50,18 @@ pub(crate) struct TextDecoder {
     finish: Option<FinishReason>,
     /// Index of the stop string that ended it.
     stopped_by: Option<usize>,
+}
+
+/// Returns which part of an output is needed while every token may be chosen.
+fn need(sampler: &Sampler, options: &GenerationParams) -> OutputNeed {
+    if options.logprobs.is_some() {
+        OutputNeed::Logits
+    } else if sampler.takes_the_largest() {
+        OutputNeed::Argmax
+    } else {
+        let enough = sampler.enough_candidates();
+        enough.map_or(OutputNeed::Logits, OutputNeed::Candidates)
+    }
 }
 
 impl TextDecoder {
@@ -88,7 +100,7 @@ impl TextDecoder {
             dropped: None,
             discarded: 0,
             stops: StopMatcher::new(&options.stop)?,
-            greedy_on_device: sampler.takes_the_largest() && options.logprobs.is_none(),
+            need_if_free: need(&sampler, &options),
             options,
             bounds,
             n_prompt: prompt.len(),
@@ -110,12 +122,15 @@ impl TextDecoder {
         self.constraint = Some(constraint);
     }
 
-    /// Returns whether the argmax of the next output is enough: no logits are needed.
-    pub(crate) fn needs_only_argmax(&self) -> bool {
+    /// Returns which part of the next output is needed.
+    pub(crate) fn need(&self) -> OutputNeed {
         let may_end = self.generated.len() >= self.options.min_tokens;
         let constraint = self.constraint.as_deref();
         let is_free = constraint.is_none_or(|constraint| constraint.allows_all());
-        self.greedy_on_device && is_free && may_end
+        match is_free && may_end {
+            true => self.need_if_free,
+            false => OutputNeed::Logits,
+        }
     }
 
     /// Returns how many draft tokens may be of use at all: none behind the last token that can be
@@ -173,6 +188,7 @@ impl TextDecoder {
         }
         let chosen = match output {
             OutputValue::Argmax(id) => Some((id, None)),
+            OutputValue::Candidates(largest) => Some((self.sampler.sample_from(largest)?, None)),
             OutputValue::Logits(logits) => self.choose(logits, vocabulary)?,
         };
         match chosen {

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use octavo_kernels::{EmbeddingRows, Phase, RowSet, StateUse, StateWrite, Step, StepSequence};
 use octavo_model::{Graph, Tap};
 
-use crate::backend::{Backend, TapSink, TapView};
+use crate::backend::{Backend, Candidates, TapSink, TapView};
 use crate::error::Error;
 use crate::image_registry::{ImageRegistry, MultimodalInput};
 use crate::kv::{
     BlockTable, Checkpoint, DiskCache, GroupCopy, KvCacheManager, NO_PAGE, SequenceKv,
 };
-use crate::sample::{OutputValue, are_finite, argmax};
+use crate::sample::{OutputNeed, OutputValue, are_finite, argmax};
 
 /// New tokens of a sequence.
 pub(crate) struct StepInput<'a> {
@@ -26,8 +26,8 @@ pub(crate) struct StepInput<'a> {
     pub(crate) tokens: &'a [u32],
     /// Range of `tokens` that needs outputs.
     pub(crate) outputs: Range<usize>,
-    /// Whether only the argmax of these outputs is needed.
-    pub(crate) only_argmax: bool,
+    /// Part of these outputs that is needed.
+    pub(crate) need: OutputNeed,
     /// Rows that come with the tokens, `[tokens][n_embd]`: the hidden states that an MTP
     /// layer reads. None for other models.
     pub(crate) hidden: &'a [f32],
@@ -51,7 +51,7 @@ impl<'a> StepInput<'a> {
             before,
             tokens,
             outputs: 0..0,
-            only_argmax: false,
+            need: OutputNeed::Logits,
             hidden: &[],
             wants_kept: false,
             kept: Vec::new(),
@@ -216,7 +216,6 @@ impl ModelRunner {
             seqs: &seqs,
             input: &hidden,
         };
-        let needs_logits = |i: &usize| !inputs[*i].only_argmax && !inputs[*i].outputs.is_empty();
         let vectors;
         let rows = match asked {
             Asked::Rows(tap) => {
@@ -225,10 +224,11 @@ impl ModelRunner {
                 Rows::Logits(&vectors, vectors.len() / n_outputs)
             }
             Asked::Taps(tap) => Rows::Logits(self.backend.step(&step, Some(tap))?, self.n_vocab),
-            Asked::Outputs if live.iter().any(needs_logits) => {
-                Rows::Logits(self.backend.step(&step, None)?, self.n_vocab)
+            Asked::Outputs => {
+                let needs = live.iter().map(|&i| &inputs[i]);
+                let needs = needs.map(|input| (input.need, input.outputs.len()));
+                outputs_of(&mut *self.backend, &step, needs, self.n_vocab)?
             }
-            Asked::Outputs => Rows::Argmax(self.backend.argmax(&step)?),
         };
         let (outputs, wrong) = outputs(&rows, &live, inputs);
         sink(outputs);
@@ -316,24 +316,73 @@ enum Rows<'a> {
     Logits(&'a [f32], usize),
     /// `None` for a row with a logit that is not finite.
     Argmax(Vec<Option<u32>>),
+    /// The largest logits of all rows, all logits of some, `[rows][n_vocab]`, and for each row its
+    /// number among those; and `n_vocab`.
+    Candidates(Candidates, Vec<Option<usize>>, usize),
+}
+
+/// Runs a step for the parts of outputs that are needed, each of a number of rows.
+fn outputs_of<'a>(
+    backend: &'a mut dyn Backend,
+    step: &Step<'_>,
+    needs: impl Iterator<Item = (OutputNeed, usize)>,
+    n_vocab: usize,
+) -> Result<Rows<'a>, Error> {
+    let most = backend.max_candidates(step.n_outputs());
+    let needs: Vec<OutputNeed> = needs
+        .flat_map(|(need, rows)| std::iter::repeat_n(need, rows))
+        .collect();
+    let is_whole = |need: &OutputNeed| match need {
+        OutputNeed::Argmax => false,
+        OutputNeed::Candidates(n) => *n > most,
+        OutputNeed::Logits => true,
+    };
+    if needs.iter().all(|need| *need == OutputNeed::Argmax) {
+        return Ok(Rows::Argmax(backend.argmax(step)?));
+    }
+    if most == 0 || needs.iter().all(is_whole) {
+        return Ok(Rows::Logits(backend.step(step, None)?, n_vocab));
+    }
+    // rows that need no logits wait for none
+    let mut whole = Vec::new();
+    let places = needs.iter().enumerate().map(|(row, need)| {
+        is_whole(need).then(|| {
+            whole.push(row);
+            whole.len() - 1
+        })
+    });
+    let places = places.collect();
+    Ok(Rows::Candidates(
+        backend.candidates(step, &whole)?,
+        places,
+        n_vocab,
+    ))
 }
 
 impl Rows<'_> {
     fn is_finite(&self, row: usize) -> bool {
         match self {
             Rows::Argmax(all) => all[row].is_some(),
+            Rows::Candidates(all, ..) => all.best[row].is_some(),
             Rows::Logits(all, n_vocab) => are_finite(&all[row * n_vocab..(row + 1) * n_vocab]),
         }
     }
 
     /// Returns the value of a row whose logits are finite.
-    fn value(&self, row: usize, only_argmax: bool) -> OutputValue<'_> {
+    fn value(&self, row: usize, need: OutputNeed) -> OutputValue<'_> {
         const FINITE: &str = "the row's logits are finite, and there is at least one";
         match self {
             Rows::Argmax(all) => OutputValue::Argmax(all[row].expect(FINITE)),
+            Rows::Candidates(all, places, n_vocab) => match (places[row], need) {
+                (Some(at), _) => {
+                    OutputValue::Logits(&all.outputs[at * n_vocab..(at + 1) * n_vocab])
+                }
+                (None, OutputNeed::Argmax) => OutputValue::Argmax(all.best[row].expect(FINITE)),
+                (None, _) => OutputValue::Candidates(&all.largest[row * all.n..(row + 1) * all.n]),
+            },
             Rows::Logits(all, n_vocab) => {
                 let logits = &all[row * n_vocab..(row + 1) * n_vocab];
-                if only_argmax {
+                if need == OutputNeed::Argmax {
                     OutputValue::Argmax(argmax(logits).expect(FINITE))
                 } else {
                     OutputValue::Logits(logits)
@@ -371,7 +420,7 @@ fn outputs<'a>(
             outputs.extend((0..n).map(|row| Output {
                 input: i,
                 position: position(row),
-                value: rows.value(first + row, input.only_argmax),
+                value: rows.value(first + row, input.need),
             }));
         }
         first += n;

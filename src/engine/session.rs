@@ -14,7 +14,7 @@ use crate::image_registry::{
 };
 use crate::kv::SequenceKv;
 use crate::model_runner::{Output, StepInput};
-use crate::sample::OutputValue;
+use crate::sample::{OutputNeed, OutputValue};
 
 /// Selects the new tokens to return logits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,7 +34,7 @@ pub enum LogitsFor {
 struct Eval<'a> {
     phase: Phase,
     logits_for: LogitsFor,
-    only_argmax: bool,
+    need: OutputNeed,
     /// Rows that come with the tokens, `[tokens][n_embd]`, for MTP layers.
     hidden: &'a [f32],
 }
@@ -44,7 +44,7 @@ impl Eval<'_> {
         Eval {
             phase,
             logits_for,
-            only_argmax: false,
+            need: OutputNeed::Logits,
             hidden: &[],
         }
     }
@@ -291,7 +291,7 @@ impl Session {
         let mut best = Vec::new();
         self.engine.check_logits()?;
         let how = Eval {
-            only_argmax: true,
+            need: OutputNeed::Argmax,
             ..Eval::new(phase, logits_for)
         };
         self.run(tokens, how, None, &mut |output| {
@@ -340,7 +340,7 @@ impl Session {
                 let tap = tap.as_mut().filter(|_| is_last);
                 let mut input = StepInput {
                     outputs: next..end,
-                    only_argmax: how.only_argmax,
+                    need: how.need,
                     hidden: &how.hidden[start * width..][..part.len() * width],
                     ..StepInput::new(&mut self.kv, &self.tokens, part)
                 };

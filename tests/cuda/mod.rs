@@ -8,6 +8,7 @@ mod machine;
 #[path = "../../kernels/tests/common/standin.rs"]
 mod on_standin;
 
+mod candidates;
 mod engine;
 mod experts;
 mod goldens;

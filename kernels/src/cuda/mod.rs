@@ -31,7 +31,7 @@ mod toolkits;
 
 pub use cache::{Cache, Delivered};
 pub use driver::{Gpu, RESERVED};
-pub use exec::{Executor, HostExecutor, Limits, MAX_RETAINED, Needs, Setup, Source};
+pub use exec::{Candidates, Executor, HostExecutor, Limits, MAX_RETAINED, Needs, Setup, Source};
 pub use gpus::{GpuInfo, gpus};
 pub use launch::Launch;
 pub use modules::{FORMATS, HEAD_DIMS, HEADERS, Module, Part};

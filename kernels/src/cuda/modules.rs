@@ -67,11 +67,12 @@ pub static HEADERS: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
 static GRIDS: LazyLock<String> = LazyLock::new(grids::header);
 
 /// Headers that are files.
-static FIXED_HEADERS: [(&str, &str); 21] = [
+static FIXED_HEADERS: [(&str, &str); 22] = [
     ("compat.cuh", include_str!("../../cuda/compat.cuh")),
     ("gate.cuh", include_str!("../../cuda/gate.cuh")),
     ("norm.cuh", include_str!("../../cuda/norm.cuh")),
     ("softcap.cuh", include_str!("../../cuda/softcap.cuh")),
+    ("candidates.cuh", include_str!("../../cuda/candidates.cuh")),
     ("rope.cuh", include_str!("../../cuda/rope.cuh")),
     ("formats.cuh", include_str!("../../cuda/formats.cuh")),
     (

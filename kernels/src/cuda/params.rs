@@ -108,6 +108,8 @@ params! {
     Select, 32 { x: Ptr, indices: Ptr, out: Ptr, rows: u32, width: u32 }
     /// `rows.cu`.
     Argmax, 32 { x: Ptr, parts: Ptr, out: Ptr, n: u32, parts_n: u32 }
+    /// `candidates.cuh`.
+    Candidates, 32 { x: Ptr, parts: Ptr, out: Ptr, n: u32, most: u32 }
     /// `experts.cu`.
     Softmax, 24 { x: Ptr, out: Ptr, n: u32, unused: u32 }
     /// `experts.cu`.

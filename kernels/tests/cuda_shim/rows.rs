@@ -1,5 +1,6 @@
 //! Operations over rows of floats.
 
+mod candidates;
 mod elementwise;
 mod ranks;
 

@@ -19,7 +19,7 @@ use super::ranks::gathered::Gathered;
 use super::ranks::on_device::OnDevice;
 use super::ranks::share::Share;
 use super::rotate::Stored;
-use super::{Backend, Loading, LoadingSink, TapSink};
+use super::{Backend, Candidates, Loading, LoadingSink, TapSink};
 use octavo_model::{Network, WeightId, WeightRef};
 
 /// How to run on a GPU.
@@ -347,6 +347,19 @@ impl<D: Device> Backend for Cuda<D> {
     fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::error::Error> {
         self.check()?;
         Ok(self.executor.argmax(step)?)
+    }
+
+    fn max_candidates(&self, n_outputs: usize) -> usize {
+        self.executor.max_candidates(n_outputs)
+    }
+
+    fn candidates(
+        &mut self,
+        step: &Step<'_>,
+        whole: &[usize],
+    ) -> Result<Candidates, crate::error::Error> {
+        self.check()?;
+        Ok(self.executor.candidates(step, whole)?)
     }
 
     fn kept_rows(&mut self) -> Result<Vec<f32>, crate::error::Error> {

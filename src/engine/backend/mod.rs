@@ -13,6 +13,7 @@ use std::cell::RefCell;
 
 pub use experts::{CpuExperts, TensorPattern};
 use octavo_kernels::KvStore;
+pub use octavo_kernels::cuda::Candidates;
 pub use octavo_kernels::{Phase, SharedPool, Step, StepSequence};
 
 use crate::error::Error;
@@ -131,6 +132,31 @@ pub trait Backend: Send {
             .chunks_exact((logits.len() / n_outputs.max(1)).max(1))
             .map(finite_argmax)
             .collect())
+    }
+
+    /// Returns how many of each row's largest logits [`Backend::candidates`] returns for a step
+    /// with this many rows; 0 if it cannot, or if logits are in the CPU's memory anyway.
+    fn max_candidates(&self, _n_outputs: usize) -> usize {
+        0
+    }
+
+    /// As [`Backend::argmax`], and returns the largest logits of each row, and all logits of the
+    /// rows `whole`. Only where [`Backend::max_candidates`] is not 0.
+    ///
+    /// # Errors
+    /// If the device fails.
+    fn candidates(&mut self, step: &Step<'_>, whole: &[usize]) -> Result<Candidates, Error> {
+        let n_outputs = step.n_outputs();
+        let logits = self.step(step, None)?;
+        let width = logits.len() / n_outputs.max(1);
+        let rows = logits.chunks_exact(width.max(1));
+        let of = |row: &usize| &logits[row * width..(row + 1) * width];
+        Ok(Candidates {
+            best: rows.map(finite_argmax).collect(),
+            n: 0,
+            largest: Vec::new(),
+            outputs: whole.iter().flat_map(of).copied().collect(),
+        })
     }
 
     /// As [`Backend::step`], but returns the named value `tap` of the requested rows,

@@ -11,7 +11,7 @@ use super::cpu::{self, Cpu};
 use super::cuda::{self, Cuda, GpuLayers};
 use super::experts::{CpuExperts, expert_bytes};
 use super::lower::weight_bytes;
-use super::{Backend, Loading, LoadingSink, TapSink};
+use super::{Backend, Candidates, Loading, LoadingSink, TapSink};
 use crate::error::Error;
 use octavo_model::{Model, Tap};
 
@@ -252,6 +252,15 @@ impl<D: Device> Backend for Split<D> {
     fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, Error> {
         let input = self.first.step(step, None)?;
         self.second.argmax(&Step { input, ..*step })
+    }
+
+    fn max_candidates(&self, n_outputs: usize) -> usize {
+        self.second.max_candidates(n_outputs)
+    }
+
+    fn candidates(&mut self, step: &Step<'_>, whole: &[usize]) -> Result<Candidates, Error> {
+        let input = self.first.step(step, None)?;
+        self.second.candidates(&Step { input, ..*step }, whole)
     }
 
     fn rows_of(&mut self, step: &Step<'_>, tap: Tap) -> Result<Vec<f32>, Error> {

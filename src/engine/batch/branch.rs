@@ -10,7 +10,7 @@ use crate::decoder::{Bounds, GenerationError, GenerationParams, Text, TextDecode
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::image_registry::ImageHandle;
-use crate::sample::{Logprobs, OutputValue, SampleError, logprobs};
+use crate::sample::{Logprobs, OutputNeed, OutputValue, SampleError, logprobs};
 use crate::speculative::{CostModel, DraftBudget, DraftStats, Proposer};
 
 use super::beams::Search;
@@ -61,6 +61,7 @@ struct Siblings {
 /// Output after a prompt.
 enum First {
     Argmax(u32),
+    Candidates(Vec<(u32, f32)>),
     Logits(Vec<f32>),
 }
 
@@ -138,10 +139,11 @@ impl Branch {
         whole.map(|image| image.tokens().len()).max().unwrap_or(0)
     }
 
-    pub(super) fn wants_argmax(&self) -> bool {
+    /// Returns which part of the outputs of the next step it needs.
+    pub(super) fn need(&self) -> OutputNeed {
         match &self.task {
-            TaskState::Text(decoder, _) => self.prompt.is_none() && decoder.needs_only_argmax(),
-            TaskState::Beams { .. } | TaskState::Embedding(_) => false,
+            TaskState::Text(decoder, _) if self.prompt.is_none() => decoder.need(),
+            _ => OutputNeed::Logits,
         }
     }
 
@@ -250,17 +252,31 @@ impl Branch {
         vocabulary: &dyn Vocabulary,
     ) {
         match output {
-            OutputValue::Argmax(id) => self.take_argmax(position, id, vocabulary),
             OutputValue::Logits(row) => self.take_logits(beam, position, row, vocabulary),
+            OutputValue::Argmax(id) => {
+                self.take_part(position, output, First::Argmax(id), vocabulary)
+            }
+            OutputValue::Candidates(largest) => {
+                let first = First::Candidates(largest.to_vec());
+                self.take_part(position, output, first, vocabulary);
+            }
         }
     }
 
-    fn take_argmax(&mut self, position: usize, id: u32, vocabulary: &dyn Vocabulary) {
+    /// Takes what is needed of the output after the token at a position; siblings begin with
+    /// `first`.
+    fn take_part(
+        &mut self,
+        position: usize,
+        output: OutputValue<'_>,
+        first: First,
+        vocabulary: &dyn Vocabulary,
+    ) {
         if self.is_next(position) {
             if let Some(siblings) = self.siblings.as_mut().filter(|s| s.first.is_none()) {
-                siblings.first = Some(First::Argmax(id));
+                siblings.first = Some(first);
             }
-            self.feed(OutputValue::Argmax(id), vocabulary);
+            self.feed(output, vocabulary);
         }
     }
 
@@ -401,6 +417,9 @@ impl Branch {
         };
         match &of.first {
             Some(First::Argmax(id)) => branch.feed(OutputValue::Argmax(*id), vocabulary),
+            Some(First::Candidates(largest)) => {
+                branch.feed(OutputValue::Candidates(largest), vocabulary);
+            }
             Some(First::Logits(row)) => branch.feed(OutputValue::Logits(row), vocabulary),
             None => unreachable!("texts begin when it is known what may follow the prompt"),
         }

@@ -338,7 +338,7 @@ impl Batch {
             of_its_kind.0.push(i);
             of_its_kind.1.push(StepInput {
                 outputs: chunk.n - chunk.outputs..chunk.n,
-                only_argmax: branch.wants_argmax(),
+                need: branch.need(),
                 wants_kept: branch.wants_hidden(),
                 ..StepInput::new(kv, cached, next)
             });

@@ -64,9 +64,9 @@ fn run(script: &[u32], vocabulary: &Pieces, params: &GenerationParams) -> (Text,
         let id = script[decoder.generated().len().min(script.len() - 1)];
         let mut logits = vec![0.0; vocabulary.len()];
         logits[id as usize] = 5.0;
-        let output = match decoder.needs_only_argmax() {
-            true => OutputValue::Argmax(id),
-            false => OutputValue::Logits(&logits),
+        let output = match decoder.need() {
+            OutputNeed::Argmax => OutputValue::Argmax(id),
+            _ => OutputValue::Logits(&logits),
         };
         let piece = decoder.feed(output, vocabulary).expect("a token");
         pieces.extend(Some(piece).filter(|piece| !piece.is_empty()));
@@ -151,8 +151,8 @@ fn text_held_back_for_a_stop_string_comes_when_it_is_cancelled() {
 }
 
 #[test]
-fn logits_are_needed_only_where_the_largest_is_not_enough() {
-    let is_enough = |params: &GenerationParams| decoder(&[1], params).needs_only_argmax();
+fn logits_are_needed_only_where_the_largest_are_not_enough() {
+    let need = |params: &GenerationParams| decoder(&[1], params).need();
     let greedy = SamplerConfig {
         temperature: 0.0,
         ..SamplerConfig::default()
@@ -161,12 +161,27 @@ fn logits_are_needed_only_where_the_largest_is_not_enough() {
         sampler: greedy,
         ..GenerationParams::default()
     };
-    assert!(is_enough(&options));
+    assert_eq!(need(&options), OutputNeed::Argmax);
     let with_logprobs = GenerationParams {
         logprobs: Some(0),
-        ..options
+        ..options.clone()
     };
-    assert!(!is_enough(&with_logprobs));
+    assert_eq!(need(&with_logprobs), OutputNeed::Logits);
+    let sampled = |top_k: usize| GenerationParams {
+        sampler: SamplerConfig {
+            temperature: 1.0,
+            top_k,
+            ..SamplerConfig::default()
+        },
+        ..options.clone()
+    };
+    assert_eq!(need(&sampled(3)), OutputNeed::Candidates(3));
+    assert_eq!(need(&sampled(0)), OutputNeed::Logits);
+    let later = GenerationParams {
+        min_tokens: 1,
+        ..sampled(3)
+    };
+    assert_eq!(need(&later), OutputNeed::Logits, "the end is banned");
 }
 
 /// Requires this many `a`, and then the end.

@@ -81,6 +81,12 @@ impl Candidates {
         are_finite
     }
 
+    /// Makes these tokens the candidates, and masks none.
+    pub(super) fn start_from(&mut self, list: &[Candidate]) {
+        self.masked = 0;
+        self.replace(list);
+    }
+
     /// Forgets what is known of the logits, which change.
     fn forget(&mut self) {
         self.maxima.take();

@@ -11,6 +11,20 @@ pub(crate) enum OutputValue<'a> {
     Logits(&'a [f32]),
     /// Id of the largest logit, the lowest id of equals.
     Argmax(u32),
+    /// The largest logits with their tokens, all finite, the largest first and the lowest id first
+    /// of equals: at least as many as were asked for.
+    Candidates(&'a [(u32, f32)]),
+}
+
+/// Part of an output that is needed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OutputNeed {
+    /// All logits.
+    Logits,
+    /// The id of the largest.
+    Argmax,
+    /// This many of the largest, or more; all logits will do as well.
+    Candidates(usize),
 }
 
 /// Checks the number of logits.

@@ -18,6 +18,8 @@ mod constraint;
 mod defaults;
 mod draw;
 mod dry;
+#[cfg(test)]
+mod few;
 mod filters;
 #[cfg(test)]
 mod goldens;
@@ -29,7 +31,7 @@ mod stage;
 
 use std::sync::Arc;
 
-use candidates::Candidates;
+use candidates::{Candidate, Candidates};
 pub use config::{ConfigError, MAX_BREAKERS, SamplerConfig, SamplerDefaults};
 pub use constraint::{Among, Constraint, ConstraintError, TokenSet};
 pub use defaults::random_seed;
@@ -37,7 +39,7 @@ use draw::Draw;
 pub use dry::DryBreakers;
 use history::History;
 pub use logits::{Logprobs, argmax, logprobs, mean_logprob, top_logits};
-pub(crate) use logits::{OutputValue, all_logprobs, are_finite};
+pub(crate) use logits::{OutputNeed, OutputValue, all_logprobs, are_finite};
 use logits::{check_finite, check_length};
 pub use numbers::{NUMBERS, Number};
 use random::SplitMix64;
@@ -125,6 +127,72 @@ impl Sampler {
         self.config.is_greedy() && self.config.logit_bias.is_empty() && !self.config.reorders()
     }
 
+    /// Returns how many of the largest raw logits decide every choice, if a few do: top-k comes
+    /// before all that looks at more, and bias bans tokens at most.
+    pub(crate) fn enough_candidates(&self) -> Option<usize> {
+        let config = &self.config;
+        let bans = config.logit_bias.iter();
+        if config.is_greedy()
+            || config.mirostat != 0
+            || !bans.clone().all(|(_, bias)| *bias == f32::NEG_INFINITY)
+        {
+            return None;
+        }
+        for stage in &config.order {
+            let has_no_effect = match stage {
+                Stage::TopK if config.top_k > 0 => return Some(config.top_k + bans.len()),
+                Stage::TopK | Stage::AdaptiveP => true,
+                Stage::Penalties => !config.penalises(),
+                Stage::Dry => !config.penalises_repetitions(),
+                Stage::TopNSigma => config.top_n_sigma <= 0.0,
+                Stage::TypicalP => config.typical_p >= 1.0,
+                Stage::TopP => config.top_p >= 1.0,
+                Stage::MinP => config.min_p <= 0.0,
+                Stage::Xtc => config.xtc_probability <= 0.0,
+                // it leaves the order as it is
+                Stage::Temperature => config.dynatemp_range == 0.0,
+            };
+            if !has_no_effect {
+                return None;
+            }
+        }
+        None
+    }
+
+    /// As [`Sampler::sample`], from the largest logits, in their order, of as many tokens as
+    /// [`Sampler::enough_candidates`] says, or more.
+    ///
+    /// # Errors
+    /// If bias bans every token.
+    ///
+    /// # Panics
+    /// If more are needed.
+    pub(crate) fn sample_from(&mut self, largest: &[(u32, f32)]) -> Result<u32, SampleError> {
+        let enough = self.enough_candidates();
+        let enough = enough.map(|n| n.min(self.n_vocab));
+        assert!(
+            enough.is_some_and(|n| n <= largest.len()),
+            "{} candidates, {enough:?} are needed",
+            largest.len()
+        );
+        let is_banned = |id: u32| {
+            self.config
+                .logit_bias
+                .iter()
+                .any(|(banned, _)| *banned == id)
+        };
+        let left = largest.iter().filter(|(id, _)| !is_banned(*id));
+        let best = left.take(self.config.top_k);
+        let list: Vec<Candidate> = best
+            .map(|&(id, logit)| Candidate {
+                id,
+                logit: f64::from(logit),
+            })
+            .collect();
+        self.candidates.start_from(&list);
+        self.draw()
+    }
+
     /// Returns whether bias leaves the argmax as it is: it bans other tokens at most.
     fn stays_the_largest(&self, largest: u32) -> bool {
         let mut bias = self.config.logit_bias.iter();
@@ -155,8 +223,13 @@ impl Sampler {
             }
         }
         self.gather(logits, among)?;
+        self.draw()
+    }
+
+    /// Reduces the candidates and draws one, or takes the best.
+    fn draw(&mut self) -> Result<u32, SampleError> {
         self.reduce();
-        if is_greedy {
+        if self.config.is_greedy() {
             let best = self.candidates.best();
             return best.map(|c| c.id).ok_or(SampleError::NothingLeft);
         }

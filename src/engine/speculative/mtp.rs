@@ -17,7 +17,7 @@ use crate::error::Error;
 use crate::image_registry::is_image_token;
 use crate::kv::SequenceKv;
 use crate::model_runner::{Output, StepInput};
-use crate::sample::OutputValue;
+use crate::sample::{OutputNeed, OutputValue};
 
 /// Number of hidden states from which on their entries are made at once, as those of a prompt are.
 const MAX_WAITING: usize = 256;
@@ -192,7 +192,7 @@ impl MtpSession {
         let mut token = None;
         let mut input = StepInput {
             outputs: tokens.len() - 1..tokens.len(),
-            only_argmax: true,
+            need: OutputNeed::Argmax,
             hidden,
             wants_kept: true,
             ..StepInput::new(&mut self.kv, &[], tokens)

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::plan::Plan;
 use super::record::{Addresses, Shape};
 use crate::cuda::launch::Form;
-use crate::cuda::params::{Argmax, Matrix, Rotation};
+use crate::cuda::params::{Argmax, Candidates, Matrix, Rotation};
 use crate::cuda::{DeviceCollective, Gather, Launch, Ptr, Task, launch};
 use crate::fuse::Group;
 use crate::op::CacheLayer;
@@ -157,6 +157,20 @@ impl LaunchContext<'_> {
             parts_n: launch::ARGMAX_PARTS,
         };
         launch::argmax(&p, small(rows)).into()
+    }
+
+    /// Returns the launches that find each row's largest outputs.
+    pub(super) fn candidates(&self) -> Vec<Launch> {
+        let (slot, rows) = (self.program.output, self.shape.outputs);
+        let n = self.width(slot);
+        let p = Candidates {
+            x: self.slot(slot),
+            parts: self.at(self.plan.candidate_parts),
+            out: self.at(self.plan.candidates),
+            n: small(n),
+            most: small(launch::max_candidates(n)),
+        };
+        launch::candidates(&p, small(rows)).into()
     }
 
     pub(super) fn form(&self, ty: TensorType) -> Form {

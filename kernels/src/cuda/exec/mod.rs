@@ -6,6 +6,7 @@
 //! and no address changes, so decode launches are captured once per number of sequences and
 //! replayed.
 
+mod candidates;
 mod experts;
 mod fused;
 mod host;
@@ -26,10 +27,12 @@ mod widest;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+pub use candidates::Candidates;
 pub use host::HostExecutor;
 pub use plan::{Limits, Needs, Source};
 pub use record::MAX_RETAINED;
 
+use self::candidates::Want;
 use self::plan::Plan;
 use self::record::{Record, Shape, tile_rows};
 use self::run::{Part, Piece};
@@ -92,8 +95,8 @@ pub struct Executor<D: Device> {
     status: HostBuffer,
 }
 
-/// Key of a step's launches: its shape, and whether to compute the argmax.
-type LaunchKey = (Shape, bool);
+/// Key of a step's launches: its shape, and what it computes behind its outputs.
+type LaunchKey = (Shape, Want);
 
 /// Groups of a program's operations to fuse, none of them with operations of the host.
 fn groups(program: &Program) -> Vec<Option<Group>> {
@@ -280,7 +283,7 @@ impl<D: Device> Executor<D> {
                 .all(false)
                 .into_iter()
                 .flat_map(|part| part.launches);
-            let together = self.list((shape, true)).into_iter();
+            let together = self.list((shape, Want::Argmax)).into_iter();
             let tasks = together.flat_map(|part| match part {
                 Part::Device(tasks) => tasks,
                 Part::Host(_) => Vec::new(),
@@ -344,7 +347,7 @@ impl<D: Device> Executor<D> {
     /// If the step does not fit the program, the cache or the limits, if it keeps more than
     /// [`MAX_RETAINED`] states of a sequence, or if `tap` returns another number of values.
     pub fn step(&mut self, step: &Step<'_>, tap: Option<&mut TapFn<'_>>) -> Result<&[f32], Error> {
-        let (rows, n_outputs) = self.start(step, tap, false)?;
+        let (rows, n_outputs) = self.start(step, tap, Want::Outputs)?;
         let output = self.program.output;
         let n = self.program.rows_of(output, rows.len(), n_outputs);
         self.read(output, n, usize::from(self.check_pages))?;
@@ -365,15 +368,18 @@ impl<D: Device> Executor<D> {
             self.program.slots[self.program.output].rows == RowSet::Outputs,
             "outputs of no row in particular"
         );
-        let (rows, n_outputs) = self.start(step, None, true)?;
+        let (rows, n_outputs) = self.start(step, None, Want::Argmax)?;
         self.read(self.program.output, 0, 1 + n_outputs)?;
         self.check_pages(&rows)?;
-        let best = self.status.floats()[1..=n_outputs]
-            .iter()
-            .map(|word| word.to_bits());
-        Ok(best
-            .map(|at| (at != launch::NOT_FINITE).then_some(at))
-            .collect())
+        Ok(self.best(n_outputs))
+    }
+
+    /// Returns the argmax of each requested row, already downloaded.
+    fn best(&self, n_outputs: usize) -> Vec<Option<u32>> {
+        let words = self.status.floats()[1..=n_outputs].iter();
+        let best = words.map(|word| word.to_bits());
+        best.map(|at| (at != launch::NOT_FINITE).then_some(at))
+            .collect()
     }
 
     /// Writes a step's record and starts running it; returns its rows and the number of
@@ -382,7 +388,7 @@ impl<D: Device> Executor<D> {
         &mut self,
         step: &Step<'_>,
         tap: Option<&mut TapFn<'_>>,
-        best: bool,
+        want: Want,
     ) -> Result<(Vec<TokenRow>, usize), Error> {
         let (rows, output_rows) = self.program.rows(step, self.limits.n_pages);
         let Limits {
@@ -434,8 +440,8 @@ impl<D: Device> Executor<D> {
         }
         match tap {
             Some(tap) => self.run_tapped(shape, tap)?,
-            None if replayed => self.replay((shape, best))?,
-            None => self.run((shape, best))?,
+            None if replayed => self.replay((shape, want))?,
+            None => self.run((shape, want))?,
         }
         Ok((rows, output_rows.len()))
     }

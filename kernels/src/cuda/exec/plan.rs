@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use octavo_quant::TensorType;
 
+use super::candidates::MAX_CANDIDATE_ROWS;
 pub use super::limits::Limits;
 pub use super::needs::Needs;
 use super::record::Record;
@@ -170,6 +171,9 @@ pub(super) struct Plan {
     pub(super) tiles: u64,
     /// Partial results of argmax.
     pub(super) parts: u64,
+    /// Largest outputs of each row, and of its parts.
+    pub(super) candidates: u64,
+    pub(super) candidate_parts: u64,
     /// Gathered parts of rows from all ranks, concatenated.
     pub(super) gathered: u64,
     pub(super) record: u64,
@@ -227,6 +231,11 @@ impl Plan {
             launch::ARGMAX_PARTS as usize,
             launch::ARGMAX_PART_BYTES,
         ]);
+        let n = program.slots[program.output].width;
+        let candidate_rows = limits.outputs.min(MAX_CANDIDATE_ROWS);
+        let mut keys =
+            |of_row: usize| arena.take(&[8, candidate_rows, of_row, launch::max_candidates(n)]);
+        let (candidates, candidate_parts) = (keys(1), keys(launch::candidate_parts(n)));
         let gathered = arena.take(&[4, gathered_floats(program, rows_of)]);
         let record = arena.take(&[Record::most_bytes(limits, program)]);
         let needs = Needs {
@@ -254,6 +263,8 @@ impl Plan {
             order,
             tiles,
             parts,
+            candidates,
+            candidate_parts,
             gathered,
             record,
             needs,

@@ -1,6 +1,7 @@
 //! Runs a step's launches and gathers: one by one, by replaying recordings, or with a tap on every
 //! result. Blocks of the host divide them into parts, each of which is a recording of its own.
 
+use super::candidates::Want;
 use super::launches::LaunchContext;
 use super::record::Shape;
 use super::{CaptureState, Executor, LaunchKey, Limits};
@@ -77,7 +78,7 @@ impl<D: Device> Executor<D> {
     }
 
     /// Returns all parts of a step in order; none is empty.
-    pub(super) fn list(&self, (shape, best): LaunchKey) -> Vec<Part> {
+    pub(super) fn list(&self, (shape, want): LaunchKey) -> Vec<Part> {
         let context = self.context(shape);
         let (mut parts, mut tasks) = (Vec::new(), Vec::new());
         for op in context.all(true) {
@@ -89,8 +90,11 @@ impl<D: Device> Executor<D> {
                 }
             }
         }
-        if best {
+        if want != Want::Outputs {
             tasks.extend(context.argmax().into_iter().map(Task::Launch));
+        }
+        if want == Want::Candidates {
+            tasks.extend(context.candidates().into_iter().map(Task::Launch));
         }
         parts.push(Part::Device(tasks));
         parts.retain(|part| !matches!(part, Part::Device(tasks) if tasks.is_empty()));

@@ -36,11 +36,11 @@ fn a_constraint_that_waits_leaves_the_choice_to_the_device() {
     };
     let mut decoder = decoder(&[1], &options);
     decoder.constrain(Box::new(Waits(1)));
-    assert!(decoder.needs_only_argmax());
+    assert_eq!(decoder.need(), OutputNeed::Argmax);
     decoder
         .feed(OutputValue::Argmax(3), &Letters)
         .expect("a token");
-    assert!(!decoder.needs_only_argmax());
+    assert_eq!(decoder.need(), OutputNeed::Logits);
     let mut logits = [0.0; 9];
     (logits[0], logits[2]) = (9.0, 8.0);
     let text = decoder.feed(OutputValue::Logits(&logits), &Letters);
