@@ -44,7 +44,7 @@ pub(super) struct Legs<'a> {
 
 /// Returns the name of the first GPU.
 pub(super) fn device(programs: &Programs, limit: Duration) -> Result<String, String> {
-    let mut command = Command::new(&programs.octavo);
+    let mut command = programs.octavo();
     usable(&json(process::run(
         command.args(["inspect", "--devices", "--json"]),
         limit,
@@ -129,59 +129,88 @@ impl Legs<'_> {
     }
 
     fn octavo(&self, task: &str, model: &Path, arguments: &[&str], show: bool) -> Ran {
-        let mut command = Command::new(&self.programs.octavo);
-        process::run(
+        self.octavo_lines(task, model, arguments, &mut |line| {
+            if show {
+                println!("{line}");
+            }
+        })
+    }
+
+    /// Runs a task, and gives each line of its output to `see` as it arrives.
+    pub(super) fn octavo_lines(
+        &self,
+        task: &str,
+        model: &Path,
+        arguments: &[&str],
+        see: &mut dyn FnMut(&str),
+    ) -> Ran {
+        let mut command = self.programs.octavo();
+        process::run_lines(
             command.arg(task).arg(model).args(arguments),
             self.limit,
-            show,
+            see,
         )
     }
 
-    /// Runs all tests; failed ones once more, each in a process of its own: a crashing kernel
-    /// breaks the context of all tests beside and after it.
+    /// Applies a check to the model of a size and type.
+    pub(super) fn of_model(
+        &mut self,
+        preset: &str,
+        ty: &str,
+        what: impl FnOnce(&Self, &Path) -> Result<(), String>,
+    ) {
+        let done = model(&self.dir, preset, ty).and_then(|model| what(self, &model));
+        self.note(&format!("{preset} {ty}"), done);
+    }
+
+    /// Runs the tests of both programs.
     fn tests(&mut self) {
-        for tests in self.programs.tests.clone() {
-            let program = tests.program;
-            let name = program
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            println!("-- {name}");
-            let start = || Command::new(&program);
+        for (at, tests) in self.programs.tests.clone().into_iter().enumerate() {
+            self.some_tests(at, &[tests.module]);
+        }
+    }
+
+    /// Runs tests of a program; failed ones once more, each in a process of its own: a crashing
+    /// kernel breaks the context of all tests beside and after it.
+    pub(super) fn some_tests(&mut self, at: usize, names: &[&str]) {
+        let program = self.programs.tests[at].program.clone();
+        let name = program
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        println!("-- {name}");
+        let start = || Command::new(&program);
+        let mut command = start();
+        self.programs.on_gpu(&mut command, &self.dir).args(names);
+        let all = process::run(&mut command, self.limit, true);
+        let failed = failed_tests(&all.text);
+        for test in failed.iter().take(AGAIN) {
+            println!("-- {test}, alone");
             let mut command = start();
             self.programs
                 .on_gpu(&mut command, &self.dir)
-                .arg(tests.module);
-            let all = process::run(&mut command, self.limit, true);
-            let failed = failed_tests(&all.text);
-            for test in failed.iter().take(AGAIN) {
-                println!("-- {test}, alone");
-                let mut command = start();
-                self.programs
-                    .on_gpu(&mut command, &self.dir)
-                    .args([test, "--exact"]);
-                let alone = process::run(&mut command, self.limit, true);
-                let alone = match alone.result {
-                    Ok(()) => "beside others, not alone".to_owned(),
-                    Err(error) => format!("alone too: {}", panicked(&alone.text).unwrap_or(&error)),
-                };
-                self.note(test, Err(alone));
-            }
-            let others = failed.len().saturating_sub(AGAIN);
-            let ended = all
-                .result
-                .map_err(|error| format!("{error}, {} tests failed", failed.len()));
-            if failed.is_empty() || others > 0 {
-                self.note("tests", ended);
-            }
+                .args([test, "--exact"]);
+            let alone = process::run(&mut command, self.limit, true);
+            let alone = match alone.result {
+                Ok(()) => "beside others, not alone".to_owned(),
+                Err(error) => format!("alone too: {}", panicked(&alone.text).unwrap_or(&error)),
+            };
+            self.note(test, Err(alone));
+        }
+        let others = failed.len().saturating_sub(AGAIN);
+        let ended = all
+            .result
+            .map_err(|error| format!("{error}, {} tests failed", failed.len()));
+        if failed.is_empty() || others > 0 {
+            self.note("tests", ended);
         }
     }
 
     /// Runs the kernels' tests under compute-sanitizer. Tests that inject faults run on the CPU in
     /// any case.
-    fn sanitize(&mut self) {
-        let Some(sanitizer) = sanitizer() else {
+    pub(super) fn sanitize(&mut self) {
+        let Some(sanitizer) = of_cuda("compute-sanitizer") else {
             println!("skipped: compute-sanitizer (part of CUDA) was not found");
             return;
         };
@@ -225,7 +254,7 @@ impl Legs<'_> {
     }
 
     /// Checks that generation does not depend on CUDA graph capture.
-    fn replays(&self, model: &Path) -> Result<(), String> {
+    pub(super) fn replays(&self, model: &Path) -> Result<(), String> {
         let captured = self.hashes(model, "cuda", &["-n", REPLAYS])?;
         let plain = self.hashes(model, "cuda", &["-n", REPLAYS, "--no-cuda-graph"])?;
         if captured != plain {
@@ -238,7 +267,7 @@ impl Legs<'_> {
     }
 
     /// Checks that every tensor of a prompt is within its bound of the CPU's.
-    fn diff(&self, model: &Path) -> Result<(), String> {
+    pub(super) fn diff(&self, model: &Path) -> Result<(), String> {
         // below the smallest preset's vocabulary
         let tokens: Vec<String> = (0..PROMPT)
             .map(|i| ((i * i + 7 * i) % 1009).to_string())
@@ -339,7 +368,8 @@ fn panicked(text: &str) -> Option<&str> {
         .nth(1)
 }
 
-fn sanitizer() -> Option<PathBuf> {
+/// Finds a program of CUDA.
+pub(super) fn of_cuda(name: &str) -> Option<PathBuf> {
     let mut dirs: Vec<PathBuf> = toolkits()
         .into_iter()
         .map(|root| root.join("bin"))
@@ -351,7 +381,7 @@ fn sanitizer() -> Option<PathBuf> {
             .collect::<Vec<_>>(),
     );
     dirs.into_iter()
-        .map(|dir| dir.join("compute-sanitizer"))
+        .map(|dir| dir.join(name))
         .find(|path| path.is_file())
 }
 

@@ -1,10 +1,15 @@
 //! `cargo xtask gpu`: all checks that need a GPU, in one command, which can be packed for machines
 //! without Rust.
 
+mod archive;
+mod cubins;
+mod figures;
 mod legs;
 mod pack;
+mod plan;
 mod predict;
 pub(crate) mod process;
+mod profile;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -22,8 +27,10 @@ use clap::{Args, ValueEnum};
 Examples:
   cargo xtask gpu
   cargo xtask gpu --only tests,replays --presets 0.6b
+  cargo xtask gpu --plan speed --budget 300
   cargo xtask gpu --pack target/gpu-pack                   where there is Rust
-  target/gpu-pack/xtask gpu --packed target/gpu-pack       where there is a GPU")]
+  target/gpu-pack/xtask gpu --packed target/gpu-pack       where there is a GPU
+  target/gpu-pack.sh check 540 results                     the same out of the archive")]
 pub(crate) struct GpuArgs {
     /// Run only these legs, in the order of the list below
     #[arg(
@@ -74,6 +81,20 @@ pub(crate) struct GpuArgs {
     /// Build nothing: run the programs that --pack put into DIR
     #[arg(long, value_name = "DIR")]
     packed: Option<PathBuf>,
+    /// Run the legs of a plan instead, those first whose outcome is least certain, each with a
+    /// limit of its own
+    #[arg(long, value_name = "PLAN", value_enum, conflicts_with_all = ["only", "pack", "predict"])]
+    plan: Option<plan::Plan>,
+    /// Seconds that a plan may take; legs for which nothing is left are left out
+    #[arg(long, value_name = "SECONDS", default_value_t = 540, requires = "plan")]
+    budget: u64,
+    /// File to which each figure of a plan is appended as it comes, beside what was predicted
+    #[arg(
+        long,
+        value_name = "FILE",
+        default_value = "tools/bench/gpu-measured.csv"
+    )]
+    figures: PathBuf,
 }
 
 /// A leg that can be run alone.
@@ -125,7 +146,8 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), String> {
         None => pack::Programs::built()?,
     };
     let limit = Duration::from_secs(args.limit);
-    println!("== {}", legs::device(&programs, limit)?);
+    let gpu = legs::device(&programs, limit)?;
+    println!("== {gpu}");
     std::fs::create_dir_all(&args.dir)
         .map_err(|error| format!("{}: {error}", args.dir.display()))?;
     let dir = args
@@ -139,6 +161,10 @@ pub(crate) fn run(args: &GpuArgs) -> Result<(), String> {
         limit,
         failures: Vec::new(),
     };
+    if let Some(plan) = args.plan {
+        let figures = plan::figures(plan, &args.figures, &gpu)?;
+        return plan::run(&mut legs, plan, Duration::from_secs(args.budget), figures);
+    }
     for leg in Leg::ALL.into_iter().filter(|leg| args.only.contains(leg)) {
         println!("== {leg}");
         let (started, failed) = (Instant::now(), legs.failures.len());
@@ -183,5 +209,8 @@ mod tests {
             Err(clap::error::ErrorKind::InvalidValue)
         );
         assert!(only(&["gpu", "--pack", "a", "--packed", "a"]).is_err());
+        assert!(only(&["gpu", "--plan", "check", "--budget", "60"]).is_ok());
+        assert!(only(&["gpu", "--plan", "check", "--only", "tests"]).is_err());
+        assert!(only(&["gpu", "--budget", "60"]).is_err());
     }
 }

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use super::{archive, cubins};
 use octavo_fixtures::workspace_root;
 use serde_json::Value;
 
@@ -31,6 +32,9 @@ const FILES: [&str; 4] = [
     "reference/goldens",
 ];
 
+/// Folder of compiled kernels in a packed folder, as a user's cache.
+const CACHE: &str = "cache";
+
 /// A test program, one module of which has the device tests.
 struct Suite {
     package: &'static str,
@@ -52,7 +56,9 @@ pub(super) struct Tests {
 
 /// Programs to run.
 pub(super) struct Programs {
-    pub(super) octavo: PathBuf,
+    octavo: PathBuf,
+    /// Folder of compiled kernels that came with the programs, in place of the user's.
+    cache: Option<PathBuf>,
     /// Test programs, in the order of [`TESTS`].
     pub(super) tests: [Tests; 2],
     /// Root folder of the tests' files.
@@ -74,9 +80,19 @@ impl Programs {
         let tests = [test(&TESTS[0])?, test(&TESTS[1])?];
         Ok(Programs {
             octavo,
+            cache: None,
             tests,
             root: workspace_root(),
         })
+    }
+
+    /// Prepares a command of the program.
+    pub(super) fn octavo(&self) -> Command {
+        let mut command = Command::new(&self.octavo);
+        if let Some(cache) = &self.cache {
+            command.env("XDG_CACHE_HOME", cache);
+        }
+        command
     }
 
     /// Finds the programs that [`pack`] put into a folder.
@@ -100,6 +116,7 @@ impl Programs {
         let tests = [test(&TESTS[0])?, test(&TESTS[1])?];
         Ok(Programs {
             octavo: program("octavo")?,
+            cache: Some(root.join(CACHE)).filter(|cache| cache.is_dir()),
             tests,
             root,
         })
@@ -152,7 +169,8 @@ fn executable(messages: &str, kind: &str, name: &str) -> Option<PathBuf> {
     named.find_map(|message| message["executable"].as_str().map(PathBuf::from))
 }
 
-/// Builds everything and puts it into a folder, with the files that tests read and instructions.
+/// Builds everything and puts it into a folder, with compiled kernels, the files that tests read
+/// and instructions; beside it an archive of that, and a script that runs a plan out of it.
 pub(super) fn pack(dir: &Path) -> Result<(), String> {
     let programs = Programs::built()?;
     let xtask = built(&["build", "--package", "xtask"])?;
@@ -175,13 +193,14 @@ pub(super) fn pack(dir: &Path) -> Result<(), String> {
     for file in FILES {
         copy(&programs.root.join(file), &dir.join(file))?;
     }
+    cubins::compile(&dir.join(CACHE))?;
     fs::write(dir.join("README.md"), readme()).map_err(wrong)?;
     let mib = bytes(dir).map_err(wrong)? as f64 / f64::from(1 << 20);
     println!(
         "{}: {mib:.1} MiB; on a machine with a GPU: {0}/xtask gpu --packed {0}",
         dir.display()
     );
-    Ok(())
+    archive::write(dir)
 }
 
 fn readme() -> String {

@@ -24,6 +24,15 @@ impl Ran {
 /// Runs a program with a time limit. If `show`, each line is printed as it arrives, so that the
 /// progress is visible even if the whole run is interrupted.
 pub(crate) fn run(command: &mut Command, limit: Duration, show: bool) -> Ran {
+    run_lines(command, limit, &mut |line| {
+        if show {
+            println!("{line}");
+        }
+    })
+}
+
+/// As [`run`], and gives each line to `see` as it arrives.
+pub(crate) fn run_lines(command: &mut Command, limit: Duration, see: &mut dyn FnMut(&str)) -> Ran {
     let name = command.get_program().to_string_lossy().into_owned();
     let name = name.rsplit('/').next().unwrap_or_default().to_owned();
     let end = Instant::now() + limit;
@@ -48,9 +57,7 @@ pub(crate) fn run(command: &mut Command, limit: Duration, show: bool) -> Ran {
     loop {
         match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
             Ok(line) => {
-                if show {
-                    println!("{line}");
-                }
+                see(&line);
                 text.push_str(&line);
                 text.push('\n');
             }
@@ -100,6 +107,13 @@ mod tests {
             (failed.text.as_str(), failed.result),
             ("a\n", Err("sh: exit status: 3".to_owned()))
         );
+        let mut seen = Vec::new();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo a; echo b"]);
+        run_lines(&mut command, Duration::from_secs(60), &mut |line| {
+            seen.push(line.to_owned());
+        });
+        assert_eq!(seen, ["a", "b"]);
         let hung = sh("echo a; exec sleep 600", 1);
         assert_eq!(
             (hung.text.as_str(), hung.result),

@@ -198,6 +198,12 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
     Ok(())
 }
 
+/// Opens the newest compiler, which is fetched into `dir` the first time.
+pub(crate) fn newest(dir: &Path) -> Result<Nvrtc, String> {
+    crate::must(Command::new("tools/get_nvrtc.sh").arg(dir))?;
+    open(dir, &COMPILERS[COMPILERS.len() - 1])
+}
+
 /// Returns the modules to compile, filtered by `--only`.
 fn selected_jobs(args: &NvrtcArgs) -> Vec<Job> {
     let whole = octavo_fixtures::is_full() || args.only.is_some();
