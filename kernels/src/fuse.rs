@@ -381,7 +381,9 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             | Op::ScaleRows { .. }
             | Op::ExpertBias { .. }
             | Op::ExpertSum { .. }
-            | Op::AllGather { .. } => {}
+            | Op::AllGather { .. }
+            | Op::LoraDown { .. }
+            | Op::LoraUp { .. } => {}
         }
         if instruction.out == Some(slot) {
             return Some(readers).filter(|readers| !readers.is_empty());

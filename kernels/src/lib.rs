@@ -16,6 +16,7 @@ mod fuse;
 mod hadamard;
 mod kv;
 mod logits;
+mod lora;
 mod matrix;
 mod memory;
 mod op;
@@ -34,6 +35,7 @@ pub use exec::{Executor, TapFn};
 pub use hadamard::HADAMARD_ORDER;
 pub use kv::{KvStore, KvTooLarge};
 pub use logits::{ExpSums, LOGIT_BLOCK, LogitKernels, exp_f64};
+pub use lora::{LoraInput, LoraPart, LoraSite};
 pub use matrix::{Matrix, MatrixError, kernel_name};
 pub use memory::{
     LargePages, NoMemory, large_pages, lock_limit, room, share_heap, trim, with_memory,
@@ -51,7 +53,7 @@ pub use op::{
 pub use pool::{Pool, SharedPool};
 pub use program::{
     EmbeddingRows, HostProgram, Instruction, Phase, Program, ProgramOp, RowTable, Slot, StateUse,
-    StateWrite, Step, StepSequence,
+    StateWrite, Step, StepSequence, UsedAdapter,
 };
 pub use ranks::{Collective, Cut, Threads, gather_rows};
 pub use rope::{Pairing, Rope, RopePosition};

@@ -16,7 +16,7 @@ use std::sync::Arc;
 pub(crate) use host::HostBlock;
 pub use host::HostProgram;
 pub(crate) use rows::TokenRow;
-pub use step::{EmbeddingRows, Phase, StateUse, StateWrite, Step, StepSequence};
+pub use step::{EmbeddingRows, Phase, StateUse, StateWrite, Step, StepSequence, UsedAdapter};
 
 /// Number of a buffer.
 pub type Slot = usize;
@@ -220,6 +220,11 @@ impl Program {
     /// Whether no token sees a later one, so that a sequence may be processed in parts.
     pub(crate) fn is_causal(&self) -> bool {
         !self.ops.iter().any(|i| i.op.sees_later())
+    }
+
+    /// Whether it has places for low-rank adapters.
+    pub(crate) fn takes_adapters(&self) -> bool {
+        self.ops.iter().any(|i| matches!(i.op, Op::LoraUp { .. }))
     }
 
     /// Number of cosines, and of sines, of a row: those of all tables, one after the other.

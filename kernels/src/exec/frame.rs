@@ -9,7 +9,7 @@ use super::model::Model;
 use super::plan::Section;
 use super::scratch::Scratches;
 use crate::kv::KvPages;
-use crate::program::{Slot, StateWrite, Step, StepSequence, TokenRow};
+use crate::program::{Slot, StateWrite, Step, StepSequence, TokenRow, UsedAdapter};
 use octavo_simd::generic::attention::PAGE;
 
 /// A tap: receives the operation's number, rows, width and values `[rows][width]`. If it returns
@@ -39,6 +39,8 @@ pub(super) struct Frame {
     pub(super) input: Vec<f32>,
     /// Embedding inputs, indexed by [`TokenRow::embedding_input`].
     pub(super) embedding_inputs: Vec<f32>,
+    /// Adapters of each sequence.
+    pub(super) adapters: Vec<Vec<UsedAdapter>>,
 }
 
 /// The rows of a sequence in a step, and where its state is.

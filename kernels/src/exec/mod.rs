@@ -33,6 +33,8 @@ mod frame;
 mod gemv;
 mod grouping;
 mod items;
+mod left_behind;
+mod lora;
 mod matmul;
 mod model;
 mod plan;
@@ -235,6 +237,7 @@ impl Executor {
                 plans,
                 prompt_attention,
                 ranks,
+                lora: Vec::new(),
             }),
             pool,
             unfinished: Vec::new(),
@@ -413,6 +416,12 @@ impl Executor {
             spans: Span::all(whole.step),
             input: whole.step.input[part.start * width..part.end * width].to_vec(),
             embedding_inputs: embedding_inputs.concat(),
+            adapters: whole
+                .step
+                .seqs
+                .iter()
+                .map(|s| s.adapters.to_vec())
+                .collect(),
         }
     }
 
@@ -481,20 +490,5 @@ impl Executor {
         self.last = [0; 2];
         self.arenas = Arc::new(Arenas::new(self.model.program.ops.len()));
         self.scratches = Arc::new(Scratches::new(self.pool.lock().threads()));
-    }
-
-    /// Makes sure that no thread left behind in an earlier step reads pages that this one writes.
-    fn keep_clear_of(&mut self, frame: &Frame, pool: &mut Pool) {
-        if pool.is_together() {
-            self.unfinished.clear();
-        } else if self
-            .unfinished
-            .iter()
-            .filter_map(Weak::upgrade)
-            .any(|old| frame.writes_what_is_read_by(&old))
-        {
-            pool.settle();
-            self.unfinished.clear();
-        }
     }
 }

@@ -7,6 +7,7 @@ use super::extent::Extent;
 use super::plan::{Plan, Section};
 use super::sizes::piece_len;
 use super::tiles::MAX_TILE;
+use crate::lora::LoraSite;
 use crate::matrix::Matrix;
 use crate::op::Op;
 use crate::program::{Instruction, Phase, Program, Resource, Slot};
@@ -30,6 +31,8 @@ pub(super) struct Model {
     pub(super) prompt_attention: Option<&'static PromptAttention>,
     /// The other ranks, if there are any.
     pub(super) ranks: Option<Arc<dyn Collective>>,
+    /// Adapters of each matrix, indexed by `Op::LoraUp::site`.
+    pub(super) lora: Vec<LoraSite>,
 }
 
 impl Model {

@@ -110,6 +110,8 @@ impl SectionPart<'_> {
                 Op::ExpertSum { x, weights } => self.weighted_sum(*x, *weights, result()),
                 Op::ExpertBias { x, bias, ids } => self.expert_bias(*x, bias, *ids, result()),
                 Op::AllGather { cut, .. } => self.join_parts(*cut, result(), grain),
+                &Op::LoraDown { x, ids, site, .. } => self.lora_down((x, ids), site, result()),
+                &Op::LoraUp { y, h, ids, site } => self.lora_up([y, h], ids, site, result()),
                 Op::MatMul { .. } | Op::Attention { .. } | Op::ExpertMatMul { .. } => {
                     unreachable!("these have tasks of their own")
                 }
@@ -461,7 +463,7 @@ fn rotate_pairs(x: &[f32], cosines: &[f32], sines: &[f32], y: &mut [f32]) {
 }
 
 /// A row of a table.
-fn read_row(table: &RowTable, row: usize, to: &mut [f32]) {
+pub(super) fn read_row(table: &RowTable, row: usize, to: &mut [f32]) {
     let bytes = table.ty.row_bytes(table.cols as u64);
     let bytes = bytes.expect("whole blocks, checked at load") as usize;
     let raw = &table.source.bytes()[row * bytes..(row + 1) * bytes];

@@ -141,6 +141,25 @@ pub enum Op<V, M, C, T> {
     ExpertSum { x: V, weights: V },
     /// The whole rows of which each rank has a part, this one `x`.
     AllGather { x: V, cut: Cut },
+    /// `A x` of the low-rank adapters that the row's sequence uses, side by side, `width` values in
+    /// all; places of other adapters are left as they are. `site` numbers the adapted matrix. With
+    /// `ids`, of each chosen expert, with inputs as in [`Op::ExpertMatMul`]; without `x`, the rows
+    /// of `A` of the step's tokens.
+    LoraDown {
+        x: Option<V>,
+        ids: Option<V>,
+        site: usize,
+        width: usize,
+    },
+    /// `y`, plus `B h` of each adapter that the row's sequence uses, times its scale, in order of
+    /// the adapters; `h` is the result of [`Op::LoraDown`] for the same `site` and `ids`. Rows of
+    /// sequences without adapters are copied.
+    LoraUp {
+        y: V,
+        h: V,
+        ids: Option<V>,
+        site: usize,
+    },
 }
 
 /// Variants of [`Op::LinearAttention`].
@@ -353,6 +372,8 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 rate,
                 ..
             } => [Some(q), Some(k), Some(v), Some(decay), Some(rate)],
+            Op::LoraDown { x, ids, .. } => [x, ids, None, None, None],
+            Op::LoraUp { y, h, ids, .. } => [Some(y), Some(h), ids, None, None],
         };
         inputs.into_iter().flatten()
     }
@@ -393,6 +414,8 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::ScaleRows { .. }
             | Op::ExpertSum { .. }
             | Op::AllGather { .. }
+            | Op::LoraDown { .. }
+            | Op::LoraUp { .. }
             | Op::KvWrite { .. }
             | Op::Gate { .. }
             | Op::Add { .. }

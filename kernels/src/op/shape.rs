@@ -140,6 +140,10 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             }
             Op::ExpertSum { x, weights } => rules::expert_sum(value(x), value(weights)),
             Op::AllGather { x, cut } => rules::all_gather(value(x), cut),
+            Op::LoraDown { x, ids, width, .. } => {
+                rules::lora_down(x.map(value), ids.map(value), width)
+            }
+            Op::LoraUp { y, h, ids, .. } => rules::lora_up(value(y), value(h), ids.map(value)),
         }
     }
 }

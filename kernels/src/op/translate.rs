@@ -44,6 +44,9 @@ macro_rules! word {
     ($to:ident, any_vector, $field:expr) => {
         $field.map(|vector| $to.vector(vector))
     };
+    ($to:ident, any_value, $field:expr) => {
+        $field.map(|value| $to.value(value))
+    };
     ($to:ident, $kind:ident, $field:expr) => {
         $to.$kind($field)
     };
@@ -101,6 +104,8 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             ExpertBias { x: value, bias: vector, ids: value }
             ExpertSum { x: value, weights: value }
             AllGather { x: value, cut: as_is }
+            LoraDown { x: any_value, ids: any_value, site: as_is, width: as_is }
+            LoraUp { y: value, h: value, ids: any_value, site: as_is }
         }
     }
 }

@@ -37,9 +37,10 @@ impl Program {
     /// # Panics
     /// If the step does not fit: tokens beyond the table (where there is one), tables that do not
     /// cover the positions, page numbers that do not exist, an input of another size, a part of a
-    /// sequence whose tokens see later ones.
+    /// sequence whose tokens see later ones, adapters out of order or without a place.
     pub(crate) fn rows(&self, step: &Step<'_>, n_pages: usize) -> (Vec<TokenRow>, Vec<usize>) {
         let limits = Limits::of(self, n_pages);
+        let takes_adapters = self.takes_adapters();
         if !self.states.is_empty() {
             check_states(step);
         }
@@ -50,6 +51,14 @@ impl Program {
                 "a part of a sequence whose tokens see later ones"
             );
             limits.check(s);
+            assert!(
+                s.adapters.is_empty() || takes_adapters,
+                "adapters for a program without places for them"
+            );
+            assert!(
+                s.adapters.is_sorted_by(|a, b| a.adapter < b.adapter),
+                "adapters in ascending order"
+            );
             output_rows.extend(s.outputs.clone().map(|i| rows.len() + i));
             check_blocks(s);
             check_images(s);

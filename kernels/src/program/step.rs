@@ -40,6 +40,19 @@ pub struct StepSequence<'a> {
     /// Images whose tokens see each other where [`Scores::images`](crate::Scores::images) says so,
     /// in order, as ranges of `tokens`. An image that began in an earlier step ends in this one.
     pub images: &'a [Range<usize>],
+    /// Low-rank adapters that it uses, in ascending order of their numbers.
+    pub adapters: &'a [UsedAdapter],
+}
+
+/// A low-rank adapter that a sequence uses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct UsedAdapter {
+    /// Number of the adapter.
+    pub adapter: usize,
+    /// Factor of what it adds.
+    pub scale: f32,
+    /// First position with it.
+    pub from: usize,
 }
 
 /// Rows that replace the embeddings of neighbouring tokens, whose ids are then ignored.

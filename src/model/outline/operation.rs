@@ -44,6 +44,8 @@ pub(super) fn name(op: &Op) -> &'static str {
         Op::ExpertBias { .. } => "expert_bias",
         Op::ExpertSum { .. } => "expert_sum",
         Op::AllGather { .. } => "all_gather",
+        Op::LoraDown { .. } => "lora_down",
+        Op::LoraUp { .. } => "lora_up",
     }
 }
 
@@ -232,7 +234,9 @@ impl Reader<'_> {
             | Op::ExpertMatMul { .. }
             | Op::ExpertBias { .. }
             | Op::ExpertSum { .. }
-            | Op::AllGather { .. } => Vec::new(),
+            | Op::AllGather { .. }
+            | Op::LoraDown { .. }
+            | Op::LoraUp { .. } => Vec::new(),
         }
     }
 

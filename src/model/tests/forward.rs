@@ -213,7 +213,10 @@ impl Run<'_> {
                 self.both(x, ids, |row, ids| ops::expert_bias(row, ids, vector(bias)))
             }
             Op::ExpertSum { x, weights } => self.both(x, weights, ops::expert_sum),
-            Op::AllGather { .. } | Op::Hadamard { .. } => unreachable!("backends add these"),
+            Op::AllGather { .. }
+            | Op::Hadamard { .. }
+            | Op::LoraDown { .. }
+            | Op::LoraUp { .. } => unreachable!("backends add these"),
         }
     }
 }

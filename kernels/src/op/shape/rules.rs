@@ -264,6 +264,36 @@ pub(super) fn expert_product(
     })
 }
 
+/// Shape of low-rank products side by side, `width` values in all.
+pub(super) fn lora_down(
+    x: Option<ValueShape>,
+    ids: Option<ValueShape>,
+    width: usize,
+) -> Result<ValueShape, ShapeError> {
+    if let Some(ids) = ids {
+        whole("low-rank values of experts", ids.width, width)?;
+    }
+    let rows = match (x, ids) {
+        (Some(x), Some(ids)) => same_rows(x, ids)?,
+        (Some(x), None) | (None, Some(x)) => x.rows,
+        (None, None) => RowSet::All,
+    };
+    Ok(ValueShape { width, rows })
+}
+
+pub(super) fn lora_up(
+    y: ValueShape,
+    h: ValueShape,
+    ids: Option<ValueShape>,
+) -> Result<ValueShape, ShapeError> {
+    same_rows(y, h)?;
+    if let Some(ids) = ids {
+        same_rows(y, ids)?;
+        whole("results of experts", ids.width, y.width)?;
+    }
+    Ok(y)
+}
+
 pub(super) fn expert_bias(
     x: ValueShape,
     bias: usize,

@@ -59,6 +59,7 @@ impl Bounds<'_> {
             } => self.linear_attention([q, k, v, decay, rate], how),
             Op::Slice { x, each, width, .. } => rules::slice(n, self.of(x), each, width),
             Op::SelectRows { x } | Op::AllGather { x, .. } => rules::same(n, self.of(x)),
+            Op::LoraDown { .. } | Op::LoraUp { .. } => unreachable!("backends add these"),
             Op::Softmax { x } => rules::softmax(n, self.of(x), self.width(x)),
             // any choice is possible, until both are known
             Op::TopK { x, .. } => each_row(n, |_| (self.width(x), self.width(x))),

@@ -187,6 +187,8 @@ impl OwnedStep {
         let sequences = all.iter().zip(&tables).zip(&inputs);
         let sequences: Vec<StepSequence<'_>> = sequences
             .map(|((s, tables), inputs)| StepSequence {
+                // an engine of several ranks refuses them when it is loaded
+                adapters: &[],
                 tokens: &s.tokens,
                 start: s.start,
                 tables,
