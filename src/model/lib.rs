@@ -2,6 +2,7 @@
 //! weights bound to typed fields, and the forward pass as a list of named ops. Depends on no
 //! backend; reads no weight data beyond norms and biases.
 
+mod adapter;
 mod arch;
 mod blocks;
 mod error;
@@ -17,6 +18,7 @@ pub mod weights;
 
 use gguf_rs_lite::Gguf;
 
+pub use adapter::{Adapter, AdapterError, AdapterPair, ControlVector};
 pub use arch::Arch;
 pub use error::{Choice, Error};
 pub use graph::{Graph, HiddenRows, Node, Op, ValueId};

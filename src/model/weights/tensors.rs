@@ -71,6 +71,18 @@ impl WeightRef {
         self.offset() + at / piece * (each as usize * self.row_bytes()) + at % piece
     }
 
+    /// Returns the row of the tensor that is row `i` of the weight.
+    pub fn tensor_row(&self, i: usize) -> usize {
+        let row = match self.pieces {
+            Some(Pieces { each, rows }) => {
+                let rows = (rows as usize).max(1);
+                i / rows * each as usize + i % rows
+            }
+            None => i,
+        };
+        self.row_start as usize + row
+    }
+
     /// Returns the rows' bytes, all [`WeightRef::n_bytes`].
     ///
     /// # Panics
