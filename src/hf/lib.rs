@@ -8,6 +8,7 @@
 //! ([`gguf_rs_lite::TensorType::AWQ_G128`] and its siblings) a few at a time, when a kernel packs
 //! them.
 
+mod adapter;
 mod awq;
 mod config;
 mod error;
@@ -37,6 +38,7 @@ use serde_json::Value;
 use octavo_model::Model;
 use octavo_text::tokenizer::Tokenizer;
 
+pub use adapter::{is_adapter, open_adapter};
 pub use error::Error;
 pub use tower::{has_fixed_type, has_tower, is_patches, open_tower};
 pub use write::{check_writable, write};
