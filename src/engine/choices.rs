@@ -186,7 +186,7 @@ impl Engine {
         runner: &mut ModelRunner,
         sink: &mut dyn FnMut(Vec<ChoiceRow<'_>>),
     ) -> Result<(), Error> {
-        let limits = self.limits();
+        let (limits, adapters) = (self.limits(), self.adapter_set(None, &[])?);
         let (mut rows, mut outputs) = (limits.rows, limits.outputs);
         // index, number of tokens and first output of each sequence in the step
         let mut taken: Vec<(usize, usize, usize)> = Vec::new();
@@ -211,6 +211,7 @@ impl Engine {
                 let tokens = &work.tokens[work.done..work.done + n];
                 inputs.push(StepInput {
                     outputs: first..n,
+                    adapters: &adapters,
                     ..StepInput::new(&mut work.kv, &work.before, tokens)
                 });
             }

@@ -16,7 +16,7 @@ use crate::options::{DeviceChoice, EngineOptions};
 use crate::source::ModelSource;
 use crate::threads::default_threads;
 use octavo_kernels::cuda::{Fitting, Gpu, Needs};
-use octavo_model::{Model, Network};
+use octavo_model::{Adapter, Model, Network};
 
 /// The device that a network runs on, with its options.
 pub struct Placement {
@@ -53,6 +53,7 @@ impl Placement {
             repack,
             lock,
             weights: options.weights.clone(),
+            adapters: Vec::new(),
         };
         let cuda = cuda::Options {
             kv_type,
@@ -161,12 +162,15 @@ const FITTINGS: usize = 3;
 /// # Errors
 /// As [`Placement::prepare`], and if layers or experts cannot be where they are wanted.
 pub(crate) fn place(
-    gguf: &Arc<Gguf>,
-    model: &mut Model,
+    (gguf, model): (&Arc<Gguf>, &mut Model),
+    adapters: Vec<Arc<Adapter>>,
     options: &EngineOptions,
     sink: &mut LoadingSink<'_>,
 ) -> Result<(Sizes, Box<dyn Backend>), Error> {
-    let choice = choice(options);
+    let choice = match (choice(options), adapters.is_empty()) {
+        (choice, true) => choice,
+        (choice, false) => cpu_for_adapters(choice, sink)?,
+    };
     if let Some(ordinal) = ordinal(choice) {
         match place_on_gpu(ordinal, (gguf, model), options, sink) {
             Ok(placed) => return Ok(placed),
@@ -175,8 +179,28 @@ pub(crate) fn place(
     }
     let sizes = Sizes::of(model, options)?;
     model.fit_to_context(sizes.n_ctx);
-    let backend = Placement::new(options, &sizes.limits)?.on_cpu(gguf, model, sink)?;
+    let mut placement = Placement::new(options, &sizes.limits)?;
+    placement.how.cpu.adapters = adapters;
+    let backend = placement.on_cpu(gguf, model, sink)?;
     Ok((sizes, backend))
+}
+
+/// Returns the CPU as the device of a model with adapters, which no GPU applies.
+///
+/// # Errors
+/// If nothing but a GPU may run it.
+fn cpu_for_adapters(
+    choice: DeviceChoice,
+    sink: &mut LoadingSink<'_>,
+) -> Result<DeviceChoice, Error> {
+    match choice {
+        DeviceChoice::Cuda(_) => return Err(Error::AdapterDevice("GPU")),
+        DeviceChoice::Auto { .. } if octavo_kernels::cuda::gpus().is_ok() => {
+            sink(Loading::Note("on the CPU: no GPU applies adapters"));
+        }
+        DeviceChoice::Auto { .. } | DeviceChoice::Cpu => {}
+    }
+    Ok(DeviceChoice::Cpu)
 }
 
 fn place_on_gpu(

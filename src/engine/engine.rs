@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use gguf_rs_lite::Gguf;
 use octavo_kernels::{KvTypes, PAGE_POSITIONS, SharedPool};
 
+use crate::adapters::Adapters;
 use crate::backend::cuda::Limits;
 use crate::backend::{Backend, LoadingSink};
 use crate::device::{Placement, place};
@@ -58,6 +59,7 @@ pub struct Engine(Arc<Loaded>);
 struct Loaded {
     gguf: Arc<Gguf>,
     model: Model,
+    adapters: Adapters,
     tokenizer: Tokenizer,
     runner: Mutex<ModelRunner>,
     images: Arc<ImageRegistry>,
@@ -90,7 +92,10 @@ impl Engine {
         options.isa.resolve()?;
         let mut opened = Opened::new(source, options)?;
         let (sizes, backend) = match &options.tp_group {
-            None => place(&opened.gguf, &mut opened.model, options, sink)?,
+            None => {
+                let adapters = opened.adapters.for_backend();
+                place((&opened.gguf, &mut opened.model), adapters, options, sink)?
+            }
             Some(tp_group) => {
                 let sizes = Sizes::of(&opened.model, options)?;
                 opened.model.fit_to_context(sizes.n_ctx);
@@ -115,6 +120,9 @@ impl Engine {
         prepare: impl FnOnce(&Arc<Gguf>, &Model, &Limits) -> Result<Box<dyn Backend>, Error>,
     ) -> Result<Engine, Error> {
         let mut opened = Opened::new(source, options)?;
+        if !options.adapters.is_empty() {
+            return Err(Error::AdapterDevice("other backend"));
+        }
         let sizes = Sizes::of(&opened.model, options)?;
         opened.model.fit_to_context(sizes.n_ctx);
         let backend = prepare(&opened.gguf, &opened.model, &sizes.limits)?;
@@ -183,6 +191,11 @@ impl Engine {
     /// Returns the hyperparameters.
     pub fn hparams(&self) -> &Hparams {
         &self.0.model.hparams
+    }
+
+    /// Returns the low-rank adapters.
+    pub(crate) fn loaded_adapters(&self) -> &Adapters {
+        &self.0.adapters
     }
 
     /// Returns the tokenizer.

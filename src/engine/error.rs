@@ -63,6 +63,18 @@ pub enum Error {
         /// Context length.
         n_ctx: usize,
     },
+    /// A file that is no adapter or control vector for the model.
+    #[error(transparent)]
+    Adapter(#[from] octavo_model::AdapterError),
+    /// Adapters on a device that cannot apply them.
+    #[error("adapters run on the CPU in one process: expected no {0}")]
+    AdapterDevice(&'static str),
+    /// Control vectors on several ranks.
+    #[error("control vectors run in one process: expected no other ranks")]
+    ControlRanks,
+    /// A request with several adapters that tokens activate.
+    #[error("Cannot run multiple aLoRAs in a single request")]
+    SeveralInvoked,
     /// A context of more positions than the model has embeddings for.
     #[error("context {n_ctx}: expected at most the {rows} positions that the model has")]
     Positions {

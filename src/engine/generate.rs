@@ -85,7 +85,7 @@ impl Session {
             constraint,
             ..Request::new(prompt, params)
         })?;
-        batch.lend(id, self.lend(prompt));
+        batch.lend(id, self.lend(prompt).map_err(BatchError::from)?);
         let result = run(&mut batch, id, observer);
         self.take_back(batch.take_back());
         result

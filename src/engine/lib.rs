@@ -5,6 +5,7 @@
 //! Dependencies point one way: the model knows no backend, the backend no session. Nothing here
 //! prints, and nothing here knows of a command line.
 
+mod adapters;
 pub mod backend;
 mod batch;
 mod choices;
@@ -29,6 +30,7 @@ mod speculative;
 mod text;
 pub mod threads;
 
+pub use adapters::{ControlFile, LoraFile, LoraInfo, LoraScale};
 pub use backend::cpu::SharedWeights;
 pub use backend::{CpuExperts, Loading, LoadingSink, TensorPattern};
 pub use batch::{

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use octavo_kernels::{EmbeddingRows, Phase, RowSet, StateUse, StateWrite, Step, StepSequence};
 use octavo_model::{Graph, Tap};
 
+use crate::adapters::AdapterSet;
 use crate::backend::{Backend, Candidates, TapSink, TapView};
 use crate::error::Error;
 use crate::image_registry::{ImageRegistry, MultimodalInput};
@@ -35,6 +36,8 @@ pub(crate) struct StepInput<'a> {
     pub(crate) wants_kept: bool,
     /// These rows: of all tokens, or of those with outputs, as [`octavo_model::Graph::kept`] has.
     pub(crate) kept: Vec<f32>,
+    /// Adapters of the sequence.
+    pub(crate) adapters: &'a AdapterSet,
     /// Error of this input alone. Its sequence is as it was.
     pub(crate) failed: Option<Error>,
 }
@@ -55,6 +58,7 @@ impl<'a> StepInput<'a> {
             hidden: &[],
             wants_kept: false,
             kept: Vec::new(),
+            adapters: AdapterSet::NONE,
             failed: None,
         }
     }
@@ -203,6 +207,7 @@ impl ModelRunner {
                 rope_positions: &multimodal[i].rope_positions,
                 embedding_inputs: &embedding_inputs[i],
                 images: &multimodal[i].images,
+                adapters: inputs[i].adapters.used(),
                 ..StepSequence::default()
             })
             .collect();

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use octavo_kernels::{IsaChoice, KvTypes, PromptBits, SharedPool};
 
+use crate::adapters::{ControlFile, LoraFile};
 use crate::backend::cpu::SharedWeights;
 use crate::backend::ranks::TensorParallelGroup;
 use crate::backend::{BATCH_OF_CPUS, BATCH_OF_GPUS, CpuExperts};
@@ -77,6 +78,12 @@ pub struct EngineOptions {
     pub prompt_cache: Option<PromptCacheOptions>,
     /// Folder for files of slots, which can be saved then; `None` for none.
     pub slot_dir: Option<PathBuf>,
+    /// Low-rank adapters (LoRA) that sequences may use; on the CPU only.
+    pub adapters: Vec<LoraFile>,
+    /// Control vectors to add to the outputs of layers, for all sequences.
+    pub control: Vec<ControlFile>,
+    /// First and last layer that control vectors change; `None` means all.
+    pub control_layers: Option<[usize; 2]>,
     /// Keep the hidden states of all tokens, for an MTP layer that drafts tokens. The
     /// last layer then computes whole prompts, not only the tokens with outputs.
     pub keep_hidden: bool,
@@ -109,6 +116,9 @@ impl Default for EngineOptions {
             kv_positions: None,
             prompt_cache: None,
             slot_dir: None,
+            adapters: Vec::new(),
+            control: Vec::new(),
+            control_layers: None,
             keep_hidden: false,
             graphs: true,
             check_pages: true,

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use octavo_kernels::Phase;
 
+use crate::adapters::AdapterSet;
 use crate::backend::TapSink;
 use crate::engine::Engine;
 use crate::error::Error;
@@ -85,6 +86,8 @@ pub struct Session {
     kv: SequenceKv,
     /// Images whose tokens may be in the sequence.
     images: Vec<ImageHandle>,
+    /// Adapters of its tokens: the engine's defaults when they began.
+    adapters: Arc<AdapterSet>,
     /// Set by another thread to end a computation between two steps.
     stop: Option<Arc<AtomicBool>>,
 }
@@ -97,6 +100,7 @@ impl Engine {
             tokens: Vec::new(),
             kv: SequenceKv::default(),
             images: Vec::new(),
+            adapters: Arc::default(),
             stop: None,
         }
     }
@@ -137,10 +141,16 @@ impl Session {
     }
 
     /// Hands over the pages of the tokens that a prompt begins with, and drops the others.
-    pub(crate) fn lend(&mut self, prompt: &[u32]) -> SequenceKv {
+    ///
+    /// # Errors
+    /// If several adapters are activated by the prompt's tokens.
+    pub(crate) fn lend(&mut self, prompt: &[u32]) -> Result<SequenceKv, Error> {
+        let adapters = self.engine.adapter_set(None, prompt)?;
         self.truncate_to_prefix(prompt);
+        self.truncate(self.adapters.common(&adapters));
+        self.adapters = adapters;
         self.tokens.clear();
-        std::mem::take(&mut self.kv)
+        Ok(std::mem::take(&mut self.kv))
     }
 
     /// Takes pages back, and the tokens that they hold.
@@ -311,6 +321,10 @@ impl Session {
     ) -> Result<(), Error> {
         let have = self.tokens.len();
         self.check(tokens)?;
+        if have == 0 {
+            self.adapters = self.engine.adapter_set(None, tokens)?;
+        }
+        let adapters = self.adapters.clone();
         let (chunk, most_outputs) = (self.engine.batch(), self.engine.limits().outputs);
         let outputs = match how.logits_for {
             LogitsFor::None => 0,
@@ -342,6 +356,7 @@ impl Session {
                     outputs: next..end,
                     need: how.need,
                     hidden: &how.hidden[start * width..][..part.len() * width],
+                    adapters: &adapters,
                     ..StepInput::new(&mut self.kv, &self.tokens, part)
                 };
                 let tap = tap.map(|tap| &mut **tap as &mut TapSink<'_>);

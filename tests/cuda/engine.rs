@@ -98,6 +98,7 @@ fn every_tensor_is_within_its_bound_of_the_cpus() {
             repack: true,
             lock: false,
             weights: None,
+            adapters: Vec::new(),
         };
         let mut a = BackendExecution::cpu(gguf.clone(), same, &options, &mut |_, _| {})
             .expect("it is prepared");

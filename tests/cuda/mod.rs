@@ -87,6 +87,7 @@ fn both(gpu_layers: usize, kv_type: KvType, limits: Limits, graphs: bool) -> spl
         repack: true,
         lock: false,
         weights: None,
+        adapters: Vec::new(),
     };
     split::Options {
         gpu_layers,

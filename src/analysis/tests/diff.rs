@@ -41,6 +41,7 @@ fn backend(gguf: &Arc<Gguf>, isa: Isa, kv_type: impl Into<KvTypes>) -> BackendEx
         repack: true,
         lock: false,
         weights: None,
+        adapters: Vec::new(),
     };
     let model = Model::load(gguf).expect("a model");
     BackendExecution::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")
@@ -262,6 +263,7 @@ fn a_wrong_rope_pairing_is_found_at_the_first_rotation() {
         repack: true,
         lock: false,
         weights: None,
+        adapters: Vec::new(),
     };
     let mut other =
         BackendExecution::cpu(gguf, model, &options, &mut |_, _| {}).expect("it is prepared");

@@ -172,6 +172,7 @@ impl Asked {
             repack: true,
             lock: false,
             weights: None,
+            adapters: Vec::new(),
         };
         let model = Model::load(&self.gguf).expect("a model");
         BackendExecution::cpu(self.gguf.clone(), model, &options, &mut |_, _| {})

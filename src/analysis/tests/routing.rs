@@ -51,6 +51,7 @@ fn engine(gguf: &Arc<Gguf>, isa: Isa) -> BackendExecution {
         repack: true,
         lock: false,
         weights: None,
+        adapters: Vec::new(),
     };
     let model = Model::load(gguf).expect("a model");
     BackendExecution::cpu(gguf.clone(), model, &options, &mut |_, _| {}).expect("it is prepared")

@@ -206,6 +206,7 @@ fn execution(
         repack: compute.repack,
         lock: compute.lock,
         weights: None,
+        adapters: Vec::new(),
     };
     if side.device == Device::Cuda
         && let DeviceChoice::Cuda(gpu) = args.compute.device.choice_of(side.device, side.isa)?

@@ -4,6 +4,7 @@
 mod error;
 mod shared;
 
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -16,12 +17,13 @@ use octavo_kernels::{
 pub use error::Error;
 pub use shared::SharedWeights;
 
+use super::lora::Adapted;
 use super::lower::{FileBytes, Lowered, Taps, lower};
 use super::ranks::gathered::Gathered;
 use super::ranks::share::Share;
 use super::rotate::Stored;
 use super::{Backend, TapSink, finite_argmax};
-use octavo_model::{Network, Tap, WeightId, WeightRef};
+use octavo_model::{Adapter, Network, Tap, WeightId, WeightRef};
 
 /// How to run on the CPU.
 #[derive(Clone, Debug)]
@@ -47,6 +49,8 @@ pub struct Options {
     pub lock: bool,
     /// Packed weights to share with other networks, if any.
     pub weights: Option<SharedWeights>,
+    /// Low-rank adapters that sequences may use, by number.
+    pub adapters: Vec<Arc<Adapter>>,
 }
 
 /// Upper bound on the memory of a thread: its stack, its signal stack and their guard pages.
@@ -54,12 +58,23 @@ const STACK: usize = (2 << 20) + (256 << 10);
 
 /// The model on the CPU.
 pub struct Cpu {
-    executor: Executor,
+    plain: Run,
+    /// With places for adapters, if there are any, on the same matrices.
+    adapted: Option<Run>,
+    /// Whether the last step was one with adapters.
+    was_adapted: bool,
     kv: KvStore,
-    taps: Taps,
     /// For one of several ranks: shows the values of all ranks to taps.
     gathered: Option<Gathered>,
     watched: Watched,
+    /// Bytes of the adapters' matrices.
+    adapter_bytes: u64,
+}
+
+/// An executor, and the names of its results.
+struct Run {
+    executor: Executor,
+    taps: Taps,
 }
 
 impl Cpu {
@@ -134,18 +149,96 @@ impl Cpu {
         let store = store
             .with_states(&program.states, n_states)
             .map_err(|source| Error::States { n_states, source })?;
+        let ids = weights.clone();
         let (matrices, watched) =
             matrices(gguf, model, (&program, weights), (options, &pool), progress)?;
+        let known: HashMap<WeightId, Matrix> =
+            ids.into_iter().zip(matrices.iter().cloned()).collect();
         let executor =
             with_memory(|| Executor::of_rank(options.isa, program, matrices, pool, ranks))?;
+        let plain = Run { executor, taps };
+        let adapted = match options.adapters.is_empty() {
+            true => None,
+            false => Some(adapted(gguf, (model, &layers), &known, options, &plain)?),
+        };
         Ok(Cpu {
-            executor,
+            plain,
+            adapted,
+            was_adapted: false,
             kv: store,
-            taps,
             gathered: None,
             watched,
+            adapter_bytes: options.adapters.iter().map(|a| a.gguf().file_bytes()).sum(),
         })
     }
+
+    /// Returns the executor for a step, and all else that a step needs.
+    fn run_of(&mut self, step: &Step<'_>) -> Running<'_> {
+        let uses = step.seqs.iter().any(|s| !s.adapters.is_empty());
+        let is_adapted = uses && self.adapted.is_some();
+        if is_adapted != self.was_adapted {
+            // threads left behind in the other one's step may still read pages
+            self.last_run().executor.settle();
+            self.was_adapted = is_adapted;
+        }
+        let Cpu {
+            plain,
+            adapted,
+            kv,
+            gathered,
+            ..
+        } = self;
+        let run = match adapted {
+            Some(adapted) if is_adapted => adapted,
+            _ => plain,
+        };
+        Running {
+            executor: &mut run.executor,
+            taps: &run.taps,
+            kv,
+            gathered,
+        }
+    }
+
+    /// Returns the executor of the last step.
+    fn last_run(&mut self) -> &mut Run {
+        match &mut self.adapted {
+            Some(adapted) if self.was_adapted => adapted,
+            _ => &mut self.plain,
+        }
+    }
+}
+
+/// The parts of a [`Cpu`] that run a step.
+struct Running<'a> {
+    executor: &'a mut Executor,
+    taps: &'a Taps,
+    kv: &'a mut KvStore,
+    gathered: &'a Option<Gathered>,
+}
+
+/// Makes the executor with places for the options' adapters, on the matrices of the other one.
+fn adapted(
+    gguf: &Arc<Gguf>,
+    (model, layers): (&dyn Network, &Range<usize>),
+    known: &HashMap<WeightId, Matrix>,
+    options: &Options,
+    plain: &Run,
+) -> Result<Run, Error> {
+    let network = Adapted::of(model, &options.adapters);
+    let Lowered {
+        program,
+        weights,
+        taps,
+    } = lower(gguf, &network, layers, options.kv_type, &[]);
+    let matrices = weights.iter().map(|id| known[id].clone()).collect();
+    let pool = plain.executor.pool().clone();
+    let sites = network.sites(options.isa, &mut pool.lock())?;
+    let executor = with_memory(|| Executor::new(options.isa, program, matrices, pool))?;
+    Ok(Run {
+        executor: executor.with_lora(sites),
+        taps,
+    })
 }
 
 /// Tensors that are read from the file itself at every step, one for each file.
@@ -301,13 +394,12 @@ impl Backend for Cpu {
         tap: Option<&mut TapSink<'_>>,
     ) -> Result<&[f32], crate::error::Error> {
         self.watched.check()?;
-        let Cpu {
+        let Running {
             executor,
-            kv,
             taps,
+            kv,
             gathered,
-            ..
-        } = self;
+        } = self.run_of(step);
         let logits = with_memory(|| {
             let Some(sink) = tap else {
                 return executor.step(step, kv, None);
@@ -323,16 +415,16 @@ impl Backend for Cpu {
 
     fn argmax(&mut self, step: &Step<'_>) -> Result<Vec<Option<u32>>, crate::error::Error> {
         self.watched.check()?;
-        let Cpu { executor, kv, .. } = self;
+        let Running { executor, kv, .. } = self.run_of(step);
         let rows = with_memory(|| executor.step_by_rows(step, kv, &finite_argmax));
         Ok(rows.map_err(Error::from)?)
     }
 
     fn rows_of(&mut self, step: &Step<'_>, tap: Tap) -> Result<Vec<f32>, crate::error::Error> {
         self.watched.check()?;
-        let Cpu {
-            executor, kv, taps, ..
-        } = self;
+        let Running {
+            executor, taps, kv, ..
+        } = self.run_of(step);
         let last = taps
             .position(tap)
             .expect("the graph has a value of this name");
@@ -341,7 +433,7 @@ impl Backend for Cpu {
     }
 
     fn kept_rows(&mut self) -> Result<Vec<f32>, crate::error::Error> {
-        Ok(self.executor.kept().to_vec())
+        Ok(self.last_run().executor.kept().to_vec())
     }
 
     fn copy_page(&mut self, group: usize, from: u32, to: u32) -> Result<(), crate::error::Error> {
@@ -354,7 +446,10 @@ impl Backend for Cpu {
     }
 
     fn release_scratch(&mut self) {
-        self.executor.release_scratch();
+        self.plain.executor.release_scratch();
+        if let Some(adapted) = &mut self.adapted {
+            adapted.executor.release_scratch();
+        }
     }
 
     fn cache_groups(&self) -> usize {
@@ -370,19 +465,17 @@ impl Backend for Cpu {
     }
 
     fn weight_bytes(&self) -> u64 {
-        self.executor
-            .matrices()
-            .iter()
-            .map(|m| m.packed_bytes() as u64)
-            .sum()
+        let matrices = self.plain.executor.matrices().iter();
+        let packed: u64 = matrices.map(|m| m.packed_bytes() as u64).sum();
+        packed + self.adapter_bytes
     }
 
     fn pool(&self) -> Option<SharedPool> {
-        Some(self.executor.pool().clone())
+        Some(self.plain.executor.pool().clone())
     }
 
     fn describe(&self) -> String {
-        describe(&self.executor)
+        describe(&self.plain.executor)
     }
 }
 

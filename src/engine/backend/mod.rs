@@ -4,6 +4,7 @@
 pub mod cpu;
 pub mod cuda;
 mod experts;
+mod lora;
 mod lower;
 pub mod ranks;
 mod rotate;

@@ -154,6 +154,7 @@ mod tests {
             repack: true,
             lock: false,
             weights: None,
+            adapters: Vec::new(),
         };
         let mut cpu = Cpu::prepare(gguf, network, &options, &mut |_, _| {}).expect("a small model");
         let tokens: Vec<u32> = (0..40).map(|i| (i * 37 + 5) % 300).collect();

@@ -9,7 +9,7 @@ use crate::decoder::Bounds;
 use crate::error::Error;
 use crate::image_registry::{holds, is_image_token};
 use crate::kv::PAGE;
-use crate::scheduler::Sequence;
+use crate::scheduler::{Asked, Sequence};
 
 impl Batch {
     /// Returns how many positions a request can have: those of the context, or of all the cache's
@@ -61,7 +61,12 @@ impl Batch {
         };
         let id = self.next_id;
         self.check_image_tokens(&request)?;
-        let (prompt, salt) = (request.prompt.clone(), request.salt.clone());
+        let named = request.adapters.as_deref();
+        let asked = Asked {
+            adapters: self.engine.adapter_set(named, &request.prompt)?,
+            tokens: request.prompt.clone(),
+            salt: request.salt.clone(),
+        };
         let (slot, is_text) = (request.slot, matches!(request.task, Task::Text));
         let branch = Branch::new(
             id,
@@ -71,16 +76,22 @@ impl Batch {
             self.engine.draft_model(),
             self.engine.classifier(),
         )?;
-        self.engine.check_whole(prompt.len())?;
+        self.engine.check_whole(asked.tokens.len())?;
         let (tokens, most) = (branch.longest_whole_image(), self.engine.limits().outputs);
         if branch.wants_all() && tokens > most {
             return Err(Error::LongImage { tokens, most }.into());
         }
         if is_text {
-            self.take_slot(id, slot, salt.as_deref());
+            self.take_slot(id, slot, &asked);
         }
-        let sequence = Sequence::new(id, prompt, salt, branch.wants_all());
-        self.scheduler.add(sequence.with_beams(width));
+        let Asked {
+            tokens,
+            salt,
+            adapters,
+        } = asked;
+        let sequence = Sequence::new(id, tokens, salt, branch.wants_all());
+        let sequence = sequence.with_adapters(adapters).with_beams(width);
+        self.scheduler.add(sequence);
         self.branches.insert(id, branch);
         self.next_id += width as u64;
         Ok(id)

@@ -6,7 +6,7 @@ use super::branch::{Branch, Turn};
 use super::{Batch, Delta, Event, Events, RequestId, Timing};
 use crate::image_registry::is_image_token;
 use crate::model_runner::ModelRunner;
-use crate::scheduler::{ScheduledChunk, Sequence};
+use crate::scheduler::{Asked, ScheduledChunk, Sequence};
 
 impl Batch {
     /// Hands out the outputs of a request's tokens in a step.
@@ -150,15 +150,15 @@ impl Batch {
     }
 
     /// Queues a finished text for prefix warm-up, where prompts may begin with it.
-    fn note_finished(&mut self, asked: Option<(Vec<u32>, Option<String>)>, answer: &[u32]) {
+    fn note_finished(&mut self, asked: Option<Asked>, answer: &[u32]) {
         // a chat with an image registers it again, and until then it may have no handle
-        let is_text = |(tokens, _): &(Vec<u32>, _)| !tokens.iter().any(|id| is_image_token(*id));
-        if let Some((mut tokens, salt)) = asked.filter(is_text)
+        let is_text = |asked: &Asked| !asked.tokens.iter().any(|id| is_image_token(*id));
+        if let Some(mut text) = asked.filter(is_text)
             && self.options.prefixes
             && !self.options.reuse_generated
         {
-            tokens.extend(answer);
-            self.warmup.add(tokens, salt);
+            text.tokens.extend(answer);
+            self.warmup.add(text);
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::kv::SequenceKv;
 use crate::model_runner::{ModelRunner, Output, StepInput};
-use crate::scheduler::{ScheduledChunk, Scheduler, Sequence, Settings, StepPlan};
+use crate::scheduler::{NextTokens, ScheduledChunk, Scheduler, Sequence, Settings, StepPlan};
 use crate::speculative::CostModel;
 use branch::Branch;
 use outputs::{ByBranch, hand_out};
@@ -329,7 +329,12 @@ impl Batch {
         let planned = scheduler.planned(plan).into_iter();
         for (i, (sequence, chunk)) in planned.zip(&plan.chunks).enumerate() {
             let branch = &branches[&chunk.group];
-            let (cached, next, kv) = sequence.next_tokens(chunk.n);
+            let NextTokens {
+                before,
+                tokens,
+                adapters,
+                kv,
+            } = sequence.next_tokens(chunk.n);
             // a model without logits ends with hidden states anyway
             let of_its_kind = match branch.embeds() && graph.has_logits() {
                 true => &mut vectors,
@@ -340,7 +345,8 @@ impl Batch {
                 outputs: chunk.n - chunk.outputs..chunk.n,
                 need: branch.need(),
                 wants_kept: branch.wants_hidden(),
-                ..StepInput::new(kv, cached, next)
+                adapters,
+                ..StepInput::new(kv, before, tokens)
             });
         }
         let mut give = |at: &[usize], outputs: Vec<Output<'_>>| {

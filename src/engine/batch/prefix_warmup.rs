@@ -11,8 +11,9 @@ use octavo_kernels::Phase;
 
 use crate::error::Error;
 use crate::image_registry::with_whole_images;
-use crate::kv::{PAGE, PrefixKey, SequenceKv};
+use crate::kv::{PAGE, SequenceKv};
 use crate::model_runner::{ModelRunner, StepInput};
+use crate::scheduler::Asked;
 
 /// Maximum number of waiting texts: more are not worth the memory, and the latest are continued
 /// most likely.
@@ -27,21 +28,19 @@ pub(super) struct PrefixWarmup(VecDeque<Finished>);
 
 /// A prompt and its answer, cut to full pages.
 struct Finished {
-    tokens: Vec<u32>,
-    salt: Option<String>,
+    text: Asked,
     /// Tokens that were in the cache when it was last checked.
     read: usize,
 }
 
 impl PrefixWarmup {
     /// Adds a text: prompt and answer.
-    pub(super) fn add(&mut self, mut tokens: Vec<u32>, salt: Option<String>) {
-        tokens.truncate(tokens.len() / PAGE * PAGE);
+    pub(super) fn add(&mut self, mut text: Asked) {
+        text.tokens.truncate(text.tokens.len() / PAGE * PAGE);
         if self.0.len() == TEXTS {
             self.0.pop_front();
         }
-        let read = 0;
-        self.0.push_back(Finished { tokens, salt, read });
+        self.0.push_back(Finished { text, read: 0 });
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -61,7 +60,7 @@ impl PrefixWarmup {
         let read = text.read_on(runner, &mut kv, rows.min(CHUNK));
         runner.kv_cache.truncate(&mut kv, 0);
         text.read = read?;
-        if text.read < text.tokens.len() {
+        if text.read < text.text.tokens.len() {
             self.0.push_back(text);
         }
         Ok(())
@@ -77,21 +76,19 @@ impl Finished {
         kv: &mut SequenceKv,
         n: usize,
     ) -> Result<usize, Error> {
-        let all = self.tokens.len();
-        let key = PrefixKey {
-            tokens: &self.tokens,
-            n_prompt: all,
-            salt: self.salt.as_deref(),
-        };
+        let (all, key) = (self.text.tokens.len(), self.text.prefix());
         runner.kv_cache.adopt(kv, &key, all);
         let start = kv.len();
         if start == all || start < self.read {
             // all is cached, or what was computed has been evicted again
             return Ok(all);
         }
-        let n = with_whole_images(&self.tokens, start, n.min(all - start));
-        let tokens = &self.tokens[start..start + n];
-        let mut inputs = [StepInput::new(kv, &self.tokens[..start], tokens)];
+        let n = with_whole_images(key.tokens, start, n.min(all - start));
+        let tokens = &key.tokens[start..start + n];
+        let mut inputs = [StepInput {
+            adapters: key.adapters,
+            ..StepInput::new(kv, &key.tokens[..start], tokens)
+        }];
         runner.step(Phase::Prefill, &mut inputs, None, &mut |_| {})?;
         let [input] = inputs;
         if input.failed.is_some() {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use octavo_model::Pooling;
 
+use crate::adapters::LoraScale;
 use crate::decoder::{FinishReason, GenerationError, GenerationParams, Text};
 use crate::error::Error;
 use crate::image_registry::ImageHandle;
@@ -93,6 +94,8 @@ pub struct Request {
     /// Only requests with the same salt share cached prompts, because the time of an answer tells
     /// what is cached.
     pub salt: Option<String>,
+    /// Adapters to use, each with a factor; `None` or empty for the engine's defaults.
+    pub adapters: Option<Vec<LoraScale>>,
     /// The slot that it names, for [`Batch::slot_pages`](crate::Batch::slot_pages).
     pub slot: Option<usize>,
     /// Task: text, beam search or embedding.

@@ -4,14 +4,19 @@
 //! or the lowest that no running request has. It stands for the text that its last request
 //! computed.
 
+use std::sync::Arc;
+
 use super::{Batch, RequestId};
+use crate::adapters::AdapterSet;
 use crate::kv::{PrefixKey, SlotError, SlotPages};
+use crate::scheduler::Asked;
 
 /// The last text of a slot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slot {
     tokens: Vec<u32>,
     salt: Option<String>,
+    adapters: Arc<AdapterSet>,
     /// The request that has it now.
     holder: Option<RequestId>,
 }
@@ -22,20 +27,22 @@ impl Slot {
             tokens: &self.tokens,
             n_prompt: self.tokens.len(),
             salt: self.salt.as_deref(),
+            adapters: &self.adapters,
         }
     }
 }
 
 impl Batch {
     /// Gives a new request the slot that it names, or else the first that none has.
-    pub(super) fn take_slot(&mut self, id: RequestId, named: Option<usize>, salt: Option<&str>) {
+    pub(super) fn take_slot(&mut self, id: RequestId, named: Option<usize>, asked: &Asked) {
         let free = || self.slots.iter().position(|slot| slot.holder.is_none());
         let Some(at) = named.or_else(free) else {
             return;
         };
         if let Some(slot) = self.slots.get_mut(at) {
             slot.tokens.clear();
-            slot.salt = salt.map(str::to_owned);
+            slot.salt = asked.salt.clone();
+            slot.adapters = asked.adapters.clone();
             slot.holder = Some(id);
         }
     }
@@ -74,8 +81,11 @@ impl Batch {
         salt: Option<&str>,
         pages: &SlotPages,
     ) -> Result<usize, SlotError> {
+        let tokens = pages.tokens();
         let restored = Slot {
-            tokens: pages.tokens(),
+            // a file does not name them: pages of others have other digests
+            adapters: self.engine.adapter_set(None, &tokens).unwrap_or_default(),
+            tokens,
             salt: salt.map(str::to_owned),
             holder: None,
         };

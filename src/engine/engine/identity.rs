@@ -55,6 +55,14 @@ pub(super) fn identity(
     hash.update(format!(
         "{kv_type:?} {isa:?} {prompt_bits:?} {repack} {keep_hidden}\n"
     ));
+    let made = model.weights.tensors.vectors.iter();
+    for vector in made.filter(|vector| vector.is_made) {
+        hash.update(format!("{}\n", vector.name));
+        vector
+            .data
+            .iter()
+            .for_each(|x| hash.update(x.to_le_bytes()));
+    }
     hash.update(weights(gguf, dir)?);
     Ok(hash.finalize().into())
 }

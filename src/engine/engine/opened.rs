@@ -2,13 +2,14 @@
 
 use std::sync::{Arc, Mutex, OnceLock};
 
-use gguf_rs_lite::Gguf;
+use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_kernels::PAGE_POSITIONS;
-use octavo_model::{HiddenRows, Model};
+use octavo_model::{ControlVector, HiddenRows, Model};
 use octavo_text::tokenizer::Tokenizer;
 
 use super::identity::identity;
 use super::{DEFAULT_CONTEXT, Engine, Loaded, MemoryReport, kv_bytes};
+use crate::adapters::{Adapters, LoraFile};
 use crate::backend::Backend;
 use crate::backend::cuda::Limits;
 use crate::device::threads;
@@ -31,6 +32,7 @@ const MAX_LOGIT_BYTES: usize = 64 << 20;
 pub(super) struct Opened {
     pub(super) gguf: Arc<Gguf>,
     pub(super) model: Model,
+    pub(super) adapters: Adapters,
     tokenizer: Tokenizer,
     sampling: SamplerDefaults,
     warnings: Vec<String>,
@@ -100,15 +102,18 @@ impl Opened {
             true => HiddenRows::All,
             false => HiddenRows::Outputs,
         };
-        let model = Model::load_with(&gguf, rows)?;
+        let mut model = Model::load_with(&gguf, rows)?;
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
         let mut warnings = model.warnings().to_vec();
         warnings.extend(tokenizer.warnings().iter().cloned());
         let (sampling, passed_over) = SamplerDefaults::from_gguf(&gguf);
         warnings.extend(passed_over);
+        let adapters = adapters(&gguf, &model, options)?;
+        steer(&mut model, options)?;
         Ok(Opened {
             gguf,
             model,
+            adapters,
             tokenizer,
             sampling,
             warnings,
@@ -128,6 +133,7 @@ impl Opened {
         let Opened {
             gguf,
             model,
+            adapters,
             tokenizer,
             sampling,
             mut warnings,
@@ -163,6 +169,7 @@ impl Opened {
         Ok(Engine(Arc::new(Loaded {
             gguf,
             model,
+            adapters,
             tokenizer,
             runner: Mutex::new(runner),
             images,
@@ -179,6 +186,49 @@ impl Opened {
             sampling,
         })))
     }
+}
+
+/// Reads the adapters that the options name, for a model.
+///
+/// # Errors
+/// If a file is no adapter for it, or the options want another device than the CPU.
+fn adapters(gguf: &Gguf, model: &Model, options: &EngineOptions) -> Result<Adapters, Error> {
+    if options.adapters.is_empty() {
+        return Ok(Adapters::default());
+    }
+    if options.tp_group.is_some() {
+        return Err(Error::AdapterDevice("other ranks"));
+    }
+    let load = |file: &LoraFile| {
+        let adapter = file.open(gguf, model, options.mmap)?;
+        Ok::<_, Error>((file.clone(), Arc::new(adapter)))
+    };
+    let list = options.adapters.iter().map(load);
+    Ok(Adapters::new(list.collect::<Result<_, _>>()?))
+}
+
+/// Adds the control vectors that the options name to a model.
+///
+/// # Errors
+/// If a file is no control vector for it, or ranks compute the model.
+fn steer(model: &mut Model, options: &EngineOptions) -> Result<(), Error> {
+    if options.control.is_empty() {
+        return Ok(());
+    }
+    if options.tp_group.is_some() {
+        return Err(Error::ControlRanks);
+    }
+    let open = OpenOptions {
+        mmap: options.mmap,
+        ..OpenOptions::default()
+    };
+    let mut control = ControlVector::default();
+    for file in &options.control {
+        control.add(&Gguf::open(&file.path, &open)?, model, file.strength)?;
+    }
+    let all = [1, model.hparams.n_layer()];
+    model.steer(&control, options.control_layers.unwrap_or(all));
+    Ok(())
 }
 
 /// Identity and page sizes by which an engine keeps pages in files.

@@ -2,8 +2,9 @@
 //! earlier one need not be computed again.
 //!
 //! A tree: a node is one full page, and the path to it from its root gives every token before it.
-//! Nodes are found by token ids, phases and salt, all compared in full. The contents of a page
-//! depend on these alone, so a page found here has the bits that computing it would give.
+//! Nodes are found by token ids, phases and salt, all compared in full, and by a digest of the
+//! adapters. The contents of a page depend on these alone, so a page found here has the bits that
+//! computing it would give.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -11,6 +12,7 @@ use super::PAGE;
 use super::block_pool::PageId;
 use super::disk::Digest;
 use super::state_checkpoints::StatePool;
+use crate::adapters::{AdapterKey, AdapterSet};
 
 /// Index of a node in the tree's memory.
 pub(super) type NodeId = usize;
@@ -21,6 +23,8 @@ pub(crate) struct PageKey {
     pub(super) tokens: [u32; PAGE],
     /// Bit i: token i was computed as a generated one.
     pub(super) generated: u16,
+    /// Digest of the adapters that its tokens use; 0 for none.
+    pub(super) adapters: AdapterKey,
 }
 
 impl PageKey {
@@ -41,6 +45,8 @@ pub(crate) struct PrefixKey<'a> {
     pub n_prompt: usize,
     /// Only texts with the same salt share pages.
     pub salt: Option<&'a str>,
+    /// Adapters that the text uses.
+    pub adapters: &'a AdapterSet,
 }
 
 impl PrefixKey<'_> {
@@ -51,7 +57,11 @@ impl PrefixKey<'_> {
         let generated = (0..PAGE)
             .filter(|i| first + i >= self.n_prompt)
             .fold(0, |bits, i| bits | 1 << i);
-        Some(PageKey { tokens, generated })
+        Some(PageKey {
+            tokens,
+            generated,
+            adapters: self.adapters.key(first..first + PAGE),
+        })
     }
 }
 

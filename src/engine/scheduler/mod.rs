@@ -14,6 +14,7 @@ mod sequence;
 mod tests;
 
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Duration;
 
 use octavo_kernels::Phase;
@@ -22,7 +23,7 @@ use crate::image_registry::with_whole_images;
 use crate::kv::{KvCacheManager, PAGE, SequenceKv};
 pub use sequence::RequestId;
 use sequence::State;
-pub(crate) use sequence::{ScheduledChunk, Sequence, Settings, StepPlan};
+pub(crate) use sequence::{Asked, NextTokens, ScheduledChunk, Sequence, Settings, StepPlan};
 
 /// Minimum number of prompt tokens in a step, however long they take, where few positions are
 /// before them. One page: unpacking the weights takes about as long as multiplying them with it, so
@@ -81,7 +82,8 @@ impl Scheduler {
         let may_run = self.running() < self.settings.sequences;
         let Some(at) = self.place(of) else { return };
         let parent = &self.sequences[at];
-        let mut sequence = Sequence::new(id, parent.tokens.clone(), parent.salt.clone(), false);
+        let sequence = Sequence::new(id, parent.tokens.clone(), parent.salt.clone(), false);
+        let mut sequence = sequence.with_adapters(parent.adapters.clone());
         sequence.n_prompt = parent.n_prompt;
         if may_run && parent.state == State::Running {
             sequence.kv = kv_cache.fork(&parent.kv);
@@ -146,6 +148,7 @@ impl Scheduler {
         let sequence = &mut self.sequences[at];
         let kept = dropped.start.min(sequence.n_prompt);
         let computed = kv_cache.truncate(&mut sequence.kv, kept);
+        sequence.adapters = Arc::new(sequence.adapters.without(&dropped));
         sequence.tokens.drain(dropped);
         sequence.n_prompt = sequence.tokens.len();
         // the last token is new

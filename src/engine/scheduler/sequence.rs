@@ -1,7 +1,9 @@
 //! Requests and steps, as the scheduler sees them.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use crate::adapters::AdapterSet;
 use crate::kv::{GroupCopy, KvCacheManager, OutOfPages, PAGE, PageId, PrefixKey, SequenceKv};
 
 /// Id of a request; later ones have higher ids.
@@ -61,6 +63,7 @@ pub(crate) struct Sequence {
     pub(super) n_drafts: usize,
     pub(super) n_prompt: usize,
     pub(super) salt: Option<String>,
+    pub(super) adapters: Arc<AdapterSet>,
     /// Outputs of every token of the prompt are needed, so none may come from the cache.
     pub(super) wants_all: bool,
     pub(super) kv: SequenceKv,
@@ -86,6 +89,7 @@ impl Sequence {
             tokens: prompt,
             n_drafts: 0,
             salt,
+            adapters: Arc::default(),
             wants_all,
             kv: SequenceKv::default(),
             state: State::Waiting,
@@ -105,6 +109,11 @@ impl Sequence {
         self
     }
 
+    /// Makes it use these adapters.
+    pub(crate) fn with_adapters(self, adapters: Arc<AdapterSet>) -> Sequence {
+        Sequence { adapters, ..self }
+    }
+
     /// Creates the sequence that goes on from this one with a token, on the same pages until one of
     /// the two writes.
     pub(super) fn followed_by(
@@ -120,6 +129,7 @@ impl Sequence {
             width: self.width,
             kv: kv_cache.fork(&self.kv),
             state: self.state,
+            adapters: self.adapters.clone(),
             reused: Reused {
                 recomputed: 0,
                 ..self.reused
@@ -143,9 +153,13 @@ impl Sequence {
         self.n_prompt
     }
 
-    /// Returns its prompt and its salt.
-    pub(crate) fn asked(&self) -> (Vec<u32>, Option<String>) {
-        (self.tokens[..self.n_prompt].to_vec(), self.salt.clone())
+    /// Returns its prompt, its salt and its adapters.
+    pub(crate) fn asked(&self) -> Asked {
+        Asked {
+            tokens: self.tokens[..self.n_prompt].to_vec(),
+            salt: self.salt.clone(),
+            adapters: self.adapters.clone(),
+        }
     }
 
     /// Returns its state: `waiting`, `running`, or `preempted`, which is waiting once more.
@@ -177,11 +191,15 @@ impl Sequence {
         &self.tokens[..self.tokens.len() - self.n_drafts]
     }
 
-    /// Splits off what a step over its next `n` tokens needs: the tokens whose keys and values are
-    /// cached, the next ones, and its pages.
-    pub(crate) fn next_tokens(&mut self, n: usize) -> (&[u32], &[u32], &mut SequenceKv) {
+    /// Splits off what a step over its next `n` tokens needs.
+    pub(crate) fn next_tokens(&mut self, n: usize) -> NextTokens<'_> {
         let (cached, next) = self.tokens.split_at(self.kv.len());
-        (cached, &next[..n], &mut self.kv)
+        NextTokens {
+            before: cached,
+            tokens: &next[..n],
+            adapters: &self.adapters,
+            kv: &mut self.kv,
+        }
     }
 
     pub(super) fn reads(&self) -> bool {
@@ -229,7 +247,12 @@ impl Sequence {
     /// beams go on from there.
     pub(super) fn adopt(&mut self, kv_cache: &mut KvCacheManager, reuse_generated: bool) -> usize {
         let end = self.adoptable();
-        let key = prefix_key(&self.tokens, self.n_prompt, &self.salt, reuse_generated);
+        let key = PrefixKey {
+            tokens: &self.tokens,
+            n_prompt: n_prompt(&self.tokens, self.n_prompt, reuse_generated),
+            salt: self.salt.as_deref(),
+            adapters: &self.adapters,
+        };
         kv_cache.adopt(&mut self.kv, &key, end)
     }
 
@@ -243,31 +266,62 @@ impl Sequence {
 
     /// Adds its full pages to the prefix cache.
     pub(super) fn keep(&mut self, kv_cache: &mut KvCacheManager, reuse_generated: bool) {
-        let key = prefix_key(&self.tokens, self.n_prompt, &self.salt, reuse_generated);
+        let key = PrefixKey {
+            tokens: &self.tokens,
+            n_prompt: n_prompt(&self.tokens, self.n_prompt, reuse_generated),
+            salt: self.salt.as_deref(),
+            adapters: &self.adapters,
+        };
         kv_cache.keep(&mut self.kv, &key);
     }
 
     /// Describes what its pages hold.
     pub(crate) fn prefix_key(&self, reuse_generated: bool) -> PrefixKey<'_> {
-        prefix_key(&self.tokens, self.n_prompt, &self.salt, reuse_generated)
+        PrefixKey {
+            tokens: &self.tokens,
+            n_prompt: n_prompt(&self.tokens, self.n_prompt, reuse_generated),
+            salt: self.salt.as_deref(),
+            adapters: &self.adapters,
+        }
     }
 }
 
-/// Describes what pages hold; all of it counts as a prompt where generated pages are reused.
-fn prefix_key<'a>(
-    tokens: &'a [u32],
-    n_prompt: usize,
-    salt: &'a Option<String>,
-    reuse_generated: bool,
-) -> PrefixKey<'a> {
-    PrefixKey {
-        tokens,
-        n_prompt: if reuse_generated {
-            tokens.len()
-        } else {
-            n_prompt
-        },
-        salt: salt.as_deref(),
+/// Returns how many of a text's tokens count as a prompt: all of them where generated pages are
+/// reused.
+fn n_prompt(tokens: &[u32], n_prompt: usize, reuse_generated: bool) -> usize {
+    match reuse_generated {
+        true => tokens.len(),
+        false => n_prompt,
+    }
+}
+
+/// The next tokens of a sequence.
+pub(crate) struct NextTokens<'a> {
+    /// Tokens whose keys and values are cached.
+    pub(crate) before: &'a [u32],
+    /// The next ones.
+    pub(crate) tokens: &'a [u32],
+    pub(crate) adapters: &'a AdapterSet,
+    pub(crate) kv: &'a mut SequenceKv,
+}
+
+/// A prompt, and what else decides which cached pages it may begin with.
+#[derive(Debug)]
+pub(crate) struct Asked {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) salt: Option<String>,
+    pub(crate) adapters: Arc<AdapterSet>,
+}
+
+impl Asked {
+    /// Describes the pages of all of its tokens, as a prompt.
+    pub(crate) fn prefix(&self) -> PrefixKey<'_> {
+        PrefixKey {
+            tokens: &self.tokens,
+            n_prompt: self.tokens.len(),
+            salt: self.salt.as_deref(),
+            adapters: &self.adapters,
+        }
     }
 }
 

@@ -311,7 +311,8 @@ impl World {
             "each request once, in order"
         );
         for (sequence, chunk) in planned.into_iter().zip(&plan.chunks) {
-            let (_, tokens, kv) = sequence.next_tokens(chunk.n);
+            let next = sequence.next_tokens(chunk.n);
+            let (tokens, kv) = (next.tokens, next.kv);
             let salt = self.asked[&chunk.group].salt.as_deref();
             let mut value = last_value(&self.store, kv, self.windows, salt);
             let (from, to) = kv.states();

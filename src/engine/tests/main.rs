@@ -11,6 +11,7 @@ mod embeddings;
 mod generate;
 mod goldens;
 mod logits;
+mod lora;
 mod mtp;
 mod prompt_cache;
 mod ranks;

@@ -143,6 +143,7 @@ impl Described {
             repack: self.repack,
             lock: self.lock,
             weights: None,
+            adapters: Vec::new(),
         })
     }
 

@@ -27,6 +27,7 @@ pub(crate) fn page_digest(
     let mut hash = Sha256::new();
     hash.update(before);
     hash.update(key.generated.to_le_bytes());
+    hash.update(key.adapters);
     for &token in &key.tokens {
         if is_image_token(token) {
             let (image, place) = images.content_of(token)?;

@@ -10,6 +10,7 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use sha2::{Digest as _, Sha256};
 
 use super::digest::Digest;
+use crate::adapters::AdapterKey;
 use crate::image_registry::{FIRST_IMAGE_TOKEN, is_image_token};
 use crate::kv::PAGE;
 use crate::kv::prefix_cache::PageKey;
@@ -178,6 +179,7 @@ fn known(key: &PageKey) -> PageKey {
     PageKey {
         tokens: key.tokens.map(token),
         generated: key.generated,
+        adapters: AdapterKey::default(),
     }
 }
 
@@ -312,7 +314,12 @@ fn entry(rest: &mut &[u8], sizes: &PageSizes, end: &mut u64) -> Result<Entry, Un
     *end += bytes;
     Ok(Entry {
         digest,
-        key: PageKey { tokens, generated },
+        key: PageKey {
+            tokens,
+            generated,
+            // the digest tells pages of different adapters apart
+            adapters: AdapterKey::default(),
+        },
         parts,
         start,
         bytes,

@@ -20,6 +20,7 @@ fn key(n: u32) -> PageKey {
     PageKey {
         tokens: std::array::from_fn(|i| n * 100 + i as u32),
         generated: 0,
+        adapters: [0; 32],
     }
 }
 
@@ -305,6 +306,10 @@ fn digests_tell_apart_what_pages_depend_on() {
         key(1),
         PageKey {
             generated: 1 << (PAGE - 1),
+            ..key(1)
+        },
+        PageKey {
+            adapters: [1; 32],
             ..key(1)
         },
         key(2),

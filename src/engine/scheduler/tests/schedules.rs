@@ -223,7 +223,8 @@ fn take(
     };
     let mut at = 0;
     for (sequence, chunk) in scheduler.planned(&plan).into_iter().zip(&plan.chunks) {
-        let (cached, _, kv) = sequence.next_tokens(chunk.n);
+        let next = sequence.next_tokens(chunk.n);
+        let (cached, kv) = (next.before, next.kv);
         at = cached.len();
         kv.advance(at + chunk.n);
     }
