@@ -111,7 +111,10 @@ pub(crate) fn warnings(
             .as_f64()
             .is_none_or(|value| value != *off && value != -1.0),
     };
-    let has_effect = |name: &str| SHIFTS.contains(&name) && app.options.context_shift.is_some();
+    let has_effect = |name: &str| match name {
+        "lora" => !app.engine.adapters().is_empty(),
+        name => SHIFTS.contains(&name) && app.options.context_shift.is_some(),
+    };
     let is_ignored = |field: &&(&str, f64)| is_set(field) && !has_effect(field.0);
     let set = WITHOUT_EFFECT.iter().filter(is_ignored);
     let named = set.map(|(name, _)| format!("{name} is ignored"));

@@ -27,6 +27,7 @@ use crate::images;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
 use crate::progress::Progress;
 use crate::prompt::{check_bytes, salt, slot};
+use crate::routes::lora;
 use crate::server::now;
 use crate::sse;
 use crate::wire::{self, Usage};
@@ -213,6 +214,7 @@ pub(crate) fn prepare(
             n,
             task,
             salt: salt(&fields, caller.salt())?,
+            adapters: lora::named(app, &fields)?,
             slot: slot(&fields)?,
             images,
             ..Request::new(&prompt, &options)

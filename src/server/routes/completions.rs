@@ -20,6 +20,7 @@ use crate::http::json_response;
 use crate::params::{self, Dialect, MAX_N, MAX_TOP};
 use crate::progress::Progress;
 use crate::prompt::{MAX_PROMPTS, check_bytes, check_length, prompts, salt, slot};
+use crate::routes::lora;
 use crate::server::now;
 use crate::sse::{self, Message, Writer};
 use crate::wire::{self, LegacyLogprobs, Usage};
@@ -155,6 +156,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
     )?;
     let demanded = demand::read(&fields)?;
     let (salt, slot) = (salt(&fields, caller.salt())?, slot(&fields)?);
+    let adapters = lora::named(app, &fields)?;
     let request = |prompt: &Vec<u32>| -> Result<Request, ApiError> {
         let scores_only = echo && options.max_tokens == Some(0);
         if !scores_only || prompt.len() > app.n_ctx() {
@@ -165,6 +167,7 @@ fn prepare(app: &App, caller: &Caller, body: &Value) -> Result<Prepared, ApiErro
             task,
             prompt_logprobs: top.filter(|_| echo && prompt.len() > 1),
             salt: salt.clone(),
+            adapters: adapters.clone(),
             slot,
             ..Request::new(prompt, &options)
         })

@@ -16,6 +16,7 @@ use crate::fields::Fields;
 use crate::http::json_response;
 use crate::images;
 use crate::prompt::{Prompt, salt};
+use crate::routes::lora;
 use crate::wire::Usage;
 use crate::work::Work;
 
@@ -216,6 +217,7 @@ fn prepare(
         Some(_) => return Err(fields.wrong("pooling", "last, mean, cls or rank")),
     };
     let salt = salt(fields, caller.salt())?;
+    let adapters = lora::named(app, fields)?;
     let request = |Prompt { tokens, images }: Prompt| {
         if tokens.len() > app.n_ctx() {
             return Err(ApiError::too_long(tokens.len(), app.n_ctx()));
@@ -226,6 +228,7 @@ fn prepare(
         };
         Ok(Request {
             salt: salt.clone(),
+            adapters: adapters.clone(),
             images,
             ..Request::embedding(tokens, embed)
         })

@@ -6,6 +6,7 @@ pub(crate) mod conversation;
 pub(crate) mod converted;
 mod cors;
 pub(crate) mod embeddings;
+pub(crate) mod lora;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod native;
@@ -146,6 +147,7 @@ pub(crate) fn router(server: &Arc<Server>) -> Router {
         .route("/slots", shows_model(server, native::slots))
         .route("/slots/{id}", slots::acts_on_slot(server))
         .route("/cache", shows_model(server, native::cache))
+        .route("/lora-adapters", lora::adapters(server))
         .route("/models/sse", shows(server, Guard::Key, models::changes))
         .route("/models/load", orders(server, models::load))
         .route("/models/unload", orders(server, models::unload))

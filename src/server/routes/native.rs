@@ -26,6 +26,7 @@ use crate::images;
 use crate::params::{self, Dialect};
 use crate::progress::Progress;
 use crate::prompt::{MAX_PROMPTS, Prompt, check_length, salt, slot};
+use crate::routes::lora;
 use crate::sse::{self, Message, Writer};
 use crate::wire;
 use crate::work::{Choice, Update, Work};
@@ -110,10 +111,12 @@ fn prepare(
     options.logprobs_after_sampling = fields.bool("post_sampling_probs")?.unwrap_or(false);
     let stream = fields.bool("stream")?.unwrap_or(false);
     let (salt, slot) = (salt(fields, caller.salt())?, slot(fields)?);
+    let adapters = lora::named(app, fields)?;
     let request = |prompt: &Prompt| -> Result<Request, ApiError> {
         check_length(app, &prompt.tokens)?;
         Ok(Request {
             salt: salt.clone(),
+            adapters: adapters.clone(),
             slot,
             images: prompt.images.clone(),
             ..Request::new(&prompt.tokens, &options)

@@ -15,6 +15,7 @@ mod hostile;
 mod images;
 mod llama_server;
 mod logging;
+mod lora;
 mod messages;
 mod models;
 mod ollama;
