@@ -5,15 +5,15 @@ mod input;
 use std::path::Path;
 
 use clap::Args;
-use octavo_engine::{Engine, FinishReason, GenerationParams, ImageHandle, Session};
+use octavo_engine::{Engine, EngineOptions, FinishReason, GenerationParams, ImageHandle, Session};
 use octavo_grammar::Reasoning;
 use octavo_text::chat::{self, ChatTemplate, Content, Message};
 use octavo_vision::EncoderCache;
 use octavo_vision::prompt::{private_marker, tokens};
 
 use super::args::{
-    ComputeArgs, ConstraintArgs, Constraints, GenerateArgs, ModelArgs, SpeculativeArgs, SystemArgs,
-    TemplateArgs,
+    AdapterArgs, ComputeArgs, ConstraintArgs, Constraints, GenerateArgs, ModelArgs,
+    SpeculativeArgs, SystemArgs, TemplateArgs,
 };
 use super::failure::{Exit, Failure};
 use super::metrics::{Metrics, note_discarded, note_full};
@@ -69,6 +69,8 @@ pub(super) struct ChatArgs {
     #[command(flatten)]
     generate: GenerateArgs,
     #[command(flatten)]
+    adapters: AdapterArgs,
+    #[command(flatten)]
     compute: ComputeArgs,
     #[command(flatten)]
     pub(super) numa: NumaArgs,
@@ -98,7 +100,8 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
     let tower = args.mmproj.path(&args.model)?;
     let (speculative, tower) = (&args.generate.speculative, tower.as_deref());
     speculative.check()?;
-    let options_of_engine = args.compute.options()?;
+    let mut options_of_engine = args.compute.options()?;
+    args.adapters.apply(&mut options_of_engine)?;
     let engine = load::engine_with_draft(&args.model, options_of_engine, speculative, tower)?;
     options.sampler = args.generate.sampler_for(&engine)?;
     let template = template(&engine, &args.template)?;
@@ -115,7 +118,7 @@ pub(super) fn run(args: &ChatArgs) -> Result<Exit, Failure> {
 pub(super) fn open(
     model: &ModelArgs,
     template: &TemplateArgs,
-    compute: &ComputeArgs,
+    engine_options: EngineOptions,
     speculative: &SpeculativeArgs,
     system: Option<&str>,
     options: GenerationParams,
@@ -123,7 +126,7 @@ pub(super) fn open(
     let input = Input::new(false)?;
     let budget = template.reasoning_budget();
     signal::install()?;
-    let engine = load::engine_with_draft(model, compute.options()?, speculative, None)?;
+    let engine = load::engine_with_draft(model, engine_options, speculative, None)?;
     let Some(template) = template.load(&engine)? else {
         return Err(Failure::Usage(format!(
             "{}, and this model has no chat template to talk with it",

@@ -13,7 +13,7 @@ use octavo_text::tokenizer::EncodeOptions;
 use serde_json::{Value, json};
 
 use super::answer::{self, shown_ids};
-use super::args::{ComputeArgs, ModelArgs};
+use super::args::{AdapterArgs, ComputeArgs, ModelArgs};
 use super::arrays::{self, Array};
 use super::failure::{Exit, Failure};
 use super::feed::{Fed, Feed};
@@ -72,6 +72,8 @@ pub(super) struct EmbedArgs {
     #[command(flatten)]
     images: ImageArgs,
     #[command(flatten)]
+    adapters: AdapterArgs,
+    #[command(flatten)]
     compute: ComputeArgs,
 }
 
@@ -119,7 +121,7 @@ pub(super) fn run(args: &EmbedArgs) -> Result<Exit, Failure> {
     let encoded = args.images.encode(&args.model, &args.compute)?;
     let engine = load::any_engine(
         &args.model,
-        options(&args.model, &args.compute, args.lines)?,
+        options(&args.model, (&args.compute, &args.adapters), args.lines)?,
     )?;
     let images = encoded.register(&engine)?;
     let embed = Embed {
@@ -304,7 +306,7 @@ fn tokens_of(
 /// text only while that is computed; for many texts it has the size of two of the longest.
 pub(super) fn options(
     model: &ModelArgs,
-    compute: &ComputeArgs,
+    (compute, adapters): (&ComputeArgs, &AdapterArgs),
     many: bool,
 ) -> Result<EngineOptions, Failure> {
     let (sessions, longest) = match many {
@@ -316,6 +318,7 @@ pub(super) fn options(
         sessions,
         ..compute.options()?
     };
+    adapters.apply(&mut options)?;
     let gguf = load::source_quietly(model)?.open(true)?;
     let hparams = Hparams::from_gguf(&gguf)?;
     let context = Context::of(&gguf, &options)?.positions;

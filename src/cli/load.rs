@@ -7,7 +7,7 @@ use octavo_engine::{
 };
 use octavo_model::{Hparams, is_mtp_only};
 
-use super::args::{ComputeArgs, ModelArgs, SpeculativeArgs};
+use super::args::{ModelArgs, SpeculativeArgs};
 use super::failure::Failure;
 use super::ranks;
 use super::terminal::{self, Progress};
@@ -75,11 +75,6 @@ pub(super) fn source_at(path: Option<&Path>) -> Result<ModelSource, Failure> {
     })
 }
 
-/// Loads a model with logits and prints its warnings.
-pub(super) fn engine(model: &ModelArgs, compute: &ComputeArgs) -> Result<Engine, Failure> {
-    engine_with(model, compute.options()?)
-}
-
 /// Does the same as [`engine_with`], and loads the draft model, if one is given. Leaves room for an
 /// image encoder that is loaded later.
 pub(super) fn engine_with_draft(
@@ -125,6 +120,9 @@ pub(super) fn any_engine_with_draft(
         // files hold pages of the target alone
         prompt_cache: None,
         slot_dir: None,
+        // adapters and control vectors are the target's
+        adapters: Vec::new(),
+        control: Vec::new(),
         ..options
     };
     let draft = shown(|sink| Engine::load(&draft, &options, sink))?;
@@ -133,7 +131,7 @@ pub(super) fn any_engine_with_draft(
     Ok(engine)
 }
 
-/// Does the same as [`engine`], with options made from the arguments.
+/// Loads a model with logits and prints its warnings.
 pub(super) fn engine_with(model: &ModelArgs, options: EngineOptions) -> Result<Engine, Failure> {
     let engine = any_engine(model, options)?;
     engine.check_logits()?;

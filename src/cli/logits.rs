@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::answer::{VERSION, piece, shown_id, shown_ids};
-use super::args::{ComputeArgs, ModelArgs};
+use super::args::{AdapterArgs, ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::prompt::TextArgs;
@@ -73,6 +73,8 @@ pub(super) struct LogitsArgs {
     #[command(flatten)]
     images: ImageArgs,
     #[command(flatten)]
+    adapters: AdapterArgs,
+    #[command(flatten)]
     compute: ComputeArgs,
     #[command(flatten)]
     pub(super) numa: NumaArgs,
@@ -102,7 +104,9 @@ pub(super) fn run(args: &LogitsArgs) -> Result<Exit, Failure> {
         None => Some(args.text.require_or("--tokens IDS")?),
     };
     let encoded = args.images.encode(&args.model, &args.compute)?;
-    let engine = load::engine(&args.model, &args.compute)?;
+    let mut options = args.compute.options()?;
+    args.adapters.apply(&mut options)?;
+    let engine = load::engine_with(&args.model, options)?;
     let images = encoded.register(&engine)?;
     let tokens = match (&args.tokens, text) {
         (Some(ids), _) => ids.clone(),

@@ -6,7 +6,7 @@ use octavo_text::pair::PairFormat;
 use serde_json::{Value, json};
 
 use super::answer;
-use super::args::{ComputeArgs, ModelArgs};
+use super::args::{AdapterArgs, ComputeArgs, ModelArgs};
 use super::embed::{TOGETHER, options};
 use super::failure::{Exit, Failure};
 use super::feed::{Fed, Feed};
@@ -47,6 +47,8 @@ pub(super) struct RerankArgs {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    adapters: AdapterArgs,
+    #[command(flatten)]
     compute: ComputeArgs,
 }
 
@@ -61,7 +63,10 @@ struct Ranked {
 pub(super) fn run(args: &RerankArgs) -> Result<Exit, Failure> {
     let documents = args.documents()?;
     signal::install()?;
-    let engine = load::any_engine(&args.model, options(&args.model, &args.compute, true)?)?;
+    let engine = load::any_engine(
+        &args.model,
+        options(&args.model, (&args.compute, &args.adapters), true)?,
+    )?;
     let mut ranked = rank(&engine, &args.query, documents)?;
     // equal scores stay in the order of the documents
     ranked.sort_by(|a, b| b.score.total_cmp(&a.score));

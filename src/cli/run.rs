@@ -7,7 +7,8 @@ use octavo_engine::{FinishReason, GenerationParams};
 
 use super::answer::Answer;
 use super::args::{
-    ComputeArgs, ConstraintArgs, GenerateArgs, ModelArgs, RuleArg, SystemArgs, TemplateArgs,
+    AdapterArgs, ComputeArgs, ConstraintArgs, GenerateArgs, ModelArgs, RuleArg, SystemArgs,
+    TemplateArgs,
 };
 use super::failure::{Exit, Failure};
 use super::feed::Feed;
@@ -91,6 +92,8 @@ pub(super) struct RunArgs {
     #[command(flatten)]
     generate: GenerateArgs,
     #[command(flatten)]
+    adapters: AdapterArgs,
+    #[command(flatten)]
     compute: ComputeArgs,
     #[command(flatten)]
     pub(super) numa: NumaArgs,
@@ -128,10 +131,12 @@ pub(super) fn run(args: &RunArgs) -> Result<Exit, Failure> {
     options.logprobs = args.logprobs.map(usize::from);
     args.check()?;
     if args.opens_chat() {
+        let mut engine_options = args.compute.options()?;
+        args.adapters.apply(&mut engine_options)?;
         return chat::open(
             &args.model,
             &args.template,
-            &args.compute,
+            engine_options,
             &args.generate.speculative,
             args.system.read()?.as_deref(),
             options,
@@ -157,7 +162,8 @@ fn one(
     signal::install()?;
     let encoded = args.images.encode(&args.model, &args.compute)?;
     let speculative = &args.generate.speculative;
-    let engine_options = args.compute.options()?;
+    let mut engine_options = args.compute.options()?;
+    args.adapters.apply(&mut engine_options)?;
     let engine = load::engine_with_draft(&args.model, engine_options, speculative, None)?;
     let images = encoded.register(&engine)?;
     let prompts = Prompts::new(args, &engine, &images, rule)?;
@@ -227,6 +233,7 @@ fn several(
     signal::install()?;
     let mut engine_options = args.compute.options()?;
     engine_options.sessions = args.several.sequences();
+    args.adapters.apply(&mut engine_options)?;
     let encoded = args.images.encode(&args.model, &args.compute)?;
     let speculative = &args.generate.speculative;
     let engine = load::engine_with_draft(&args.model, engine_options, speculative, None)?;

@@ -20,6 +20,7 @@ mod lacking;
 #[cfg(unix)]
 mod listening;
 mod llama_options;
+mod lora;
 mod messages;
 mod models;
 mod nodes;

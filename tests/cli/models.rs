@@ -159,8 +159,8 @@ fn a_preset_of_llama_cpps_has_its_models() {
             "line 3: [a] port: expected a model's option",
         ),
         (
-            "[a]\nm = m.gguf\nlora = x\n",
-            "line 3: [a] lora: octavo has no --lora",
+            "[a]\nm = m.gguf\nnuma = x\n",
+            "line 3: [a] numa: octavo has no --numa",
         ),
         ("[a]\nm = m.gguf\nc = many\n", "[a] invalid value 'many'"),
     ] {

@@ -1,5 +1,6 @@
 //! Groups of arguments that several commands share, and the validated settings made from them.
 
+mod adapters;
 mod cache;
 mod constraint;
 mod context_shift;
@@ -14,6 +15,7 @@ mod template;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+pub(super) use adapters::{AdapterArgs, LoraArgs};
 pub(super) use cache::CacheArgs;
 use clap::Args;
 pub(super) use constraint::{ConstraintArgs, Constraints, RuleArg};

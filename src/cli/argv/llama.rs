@@ -22,7 +22,6 @@ const DRAFT_LENGTH: &str = "the number of draft tokens follows from what they co
 const OFFLOAD: &str = "--gpu-layers N says which layers a GPU takes, and --n-cpu-moe N whose \
                        experts stay on the CPU";
 const GPUS: &str = "a process uses one GPU (--gpu N); docs/ranks.md has several";
-const LORA: &str = "adapters have to be merged into the model's file";
 const MEMORY: &str = "the KV cache is one pool of pages that all sequences share; leave it out";
 const SLOTS: &str = "requests have no slots of their own; prompts are looked up in one cache";
 const PAGE: &str = "the page is part of the server and has no settings";
@@ -87,8 +86,12 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["--models-max"], Is("--models-max")),
     (&["--models-autoload"], Is("--models-autoload")),
     (&["--no-models-autoload"], Is("--no-models-autoload")),
-    (&["--lora", "--lora-scaled", "--lora-init-without-apply", "--control-vector",
-       "--control-vector-scaled", "--control-vector-layer-range"], No(LORA)),
+    (&["--lora"], Is("--lora")),
+    (&["--lora-scaled"], Is("--lora-scaled")),
+    (&["--lora-init-without-apply"], Is("--lora-init-without-apply")),
+    (&["--control-vector"], Is("--control-vector")),
+    (&["--control-vector-scaled"], Is("--control-vector-scaled")),
+    (&["--control-vector-layer-range"], Is("--control-vector-layer-range")),
     (&["--no-mmproj", "--no-mmproj-auto"], Is("--no-mmproj")),
     (&["--mmproj-auto"], No("the image encoder beside a model of the hub is taken anyway")),
     (&["--check-tensors"], No("broken blocks are refused when a model is loaded")),

@@ -15,7 +15,7 @@ use octavo_analysis::diff::{LlamaCpp, ReferenceValues};
 use octavo_kernels::IsaChoice;
 use octavo_text::tokenizer::EncodeOptions;
 
-use super::args::{ComputeArgs, Device, KeyArgs};
+use super::args::{AdapterArgs, ComputeArgs, Device, KeyArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output, all_different};
 use super::prompt::TextArgs;
@@ -171,6 +171,8 @@ pub(super) struct DiffArgs {
     shard: ShardArgs,
     #[command(flatten)]
     keys: KeyArgs,
+    #[command(flatten)]
+    adapters: AdapterArgs,
     #[command(flatten)]
     compute: ComputeArgs,
 }
@@ -336,6 +338,10 @@ pub(super) fn run(args: &DiffArgs) -> Result<Exit, Failure> {
     if !args.keys.changes().is_empty() && (args.suite.is_some() || args.llama_cpp.is_some()) {
         let what = "--override-kv, --rope-* and --yarn-*: not with --suite or --llama-cpp, whose \
                     models are read as they are";
+        return Err(Failure::Usage(what.to_owned()));
+    }
+    if args.adapters.are_given() && args.reference.is_empty() {
+        let what = "--lora, --control-vector and their kin: expected --reference with them";
         return Err(Failure::Usage(what.to_owned()));
     }
     let result = match &args.suite {

@@ -17,7 +17,7 @@ use octavo_analysis::eval::base::{self, Reader};
 use octavo_analysis::eval::{self, Divergence, Error, Observer, Options, Perplexity, Text};
 use octavo_engine::{Engine, EngineOptions, default_threads};
 
-use super::args::{ComputeArgs, ModelArgs};
+use super::args::{AdapterArgs, ComputeArgs, ModelArgs};
 use super::failure::{Exit, Failure};
 use super::output::{Inputs, Kind, Output};
 use super::ranks::NumaArgs;
@@ -107,6 +107,8 @@ pub(super) struct PerplexityArgs {
     #[command(flatten)]
     shard: ShardArgs,
     #[command(flatten)]
+    adapters: AdapterArgs,
+    #[command(flatten)]
     compute: ComputeArgs,
     #[command(flatten)]
     pub(super) numa: NumaArgs,
@@ -119,7 +121,8 @@ pub(super) fn run(args: &PerplexityArgs) -> Result<Exit, Failure> {
 
 fn measure(args: &PerplexityArgs) -> Result<Exit, Failure> {
     args.check()?;
-    let options = args.compute.options()?;
+    let mut options = args.compute.options()?;
+    args.adapters.apply(&mut options)?;
     let inputs = Inputs::default()
         .model(args.model.path()?)
         .file(args.file.as_deref());

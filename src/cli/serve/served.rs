@@ -12,7 +12,8 @@ use octavo_model::Hparams;
 use octavo_server::{LoadedModel, ModelOptions};
 
 use crate::args::{
-    ComputeArgs, ContextShiftArgs, ModelArgs, SampleArgs, SpeculativeArgs, TemplateArgs,
+    AdapterArgs, ComputeArgs, ContextShiftArgs, ModelArgs, SampleArgs, SpeculativeArgs,
+    TemplateArgs,
 };
 use crate::embed::PoolingName;
 use crate::failure::Failure;
@@ -64,6 +65,8 @@ pub(super) struct ServedArgs {
     pooling: Option<PoolingName>,
     #[command(flatten)]
     speculative: SpeculativeArgs,
+    #[command(flatten)]
+    adapters: AdapterArgs,
     #[command(flatten)]
     pub(super) compute: ComputeArgs,
 }
@@ -228,6 +231,7 @@ impl ServedArgs {
     fn engine_options(&self, shared: &Shared) -> Result<(EngineOptions, Context), Failure> {
         let scheduling = &self.scheduling;
         let mut options = self.compute.options()?;
+        self.adapters.apply(&mut options)?;
         options.sessions = scheduling.parallel.into();
         options.prompt_cache = scheduling
             .prompt_cache

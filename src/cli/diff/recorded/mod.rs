@@ -285,6 +285,7 @@ fn load_for(
 ) -> Result<Engine, Failure> {
     let mut options = args.compute.options()?;
     options.kv_type = args.compute.kv_type_or_f32();
+    args.adapters.apply(&mut options)?;
     let text_tokens = match text {
         Some(text) if references.iter().any(Reference::wants_text) => {
             let tokenizer = Tokenizer::from_gguf(&source.open(args.compute.mmap())?)?;
