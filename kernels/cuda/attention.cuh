@@ -17,6 +17,7 @@ struct AttentionParams {
     u8* integers;      // instead of `out` if not null: (rows, units), see activations.cuh
     const u32* tiles;  // (tiles, 2): first row and number of rows, of prompts only
     const float* sinks;  // (heads), or null: scores that count in the sum of weights alone
+    const float* slopes;  // (heads), or null: by which scores fall with each position of distance
     const u32* firsts;  // (rows), or null: the first position of what the row sees
     // (rows): what is behind that, then; else the positions of the row's sequence, this step's with
     // them; 0 of padding
@@ -31,7 +32,7 @@ struct AttentionParams {
     u32 after;   // positions that it sees behind its own, if there are so many; below 2^31
     u32 chunked;  // whether a row sees what is from the last multiple of `window` on, instead
 };
-static_assert(sizeof(AttentionParams) == 168, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(AttentionParams) == 176, "kernels/src/cuda/params.rs has the same");
 
 constexpr u32 ATTEND_THREADS = 128;
 

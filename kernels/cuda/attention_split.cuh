@@ -82,6 +82,23 @@ DEVICE void cap_scores(float (&score)[HEADS][STEPS], float cap) {
     }
 }
 
+// Lowers scores of a page with the distance of its positions from the row's own.
+template <int HEADS, int STEPS, u32 GROUPS>
+DEVICE void lower_scores(float (&score)[HEADS][STEPS], const AttentionParams& p,
+                         const SplitPlace& place, u32 page) {
+    const int own = static_cast<int>(p.paging.positions[place.row]);
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+        const int distance = own - static_cast<int>(page * PAGE + s * GROUPS + place.group);
+        const float fall = static_cast<float>(distance < 0 ? -distance : distance);
+#pragma unroll
+        for (int h = 0; h < HEADS; ++h) {
+            if (static_cast<u32>(h) < place.n_heads)
+                score[h][s] = fmaf(-p.slopes[place.first_head + h], fall, score[h][s]);
+        }
+    }
+}
+
 // Makes weights of a head's scores of the positions that are seen.
 template <int STEPS>
 DEVICE void weigh(float (&score)[STEPS], const bool (&seen)[STEPS], float& max, float& total,
@@ -192,6 +209,7 @@ DEVICE void take_pages(SplitSums<HEADS>& sums, const AttentionParams& p, const S
             fetch_early<Kv, DIM, Shape>(keys, all_k + start_of(number), 0, PAGE, place);
         if (place.group >= in_page) continue;
         if (p.cap != 0.0f) cap_scores(score, p.cap);
+        if (p.slopes != nullptr) lower_scores<HEADS, steps, Shape::GROUPS>(score, p, place, page);
         bool seen[steps];
 #pragma unroll
         for (int s = 0; s < steps; ++s) {

@@ -284,3 +284,125 @@ KERNEL(linear_attention_by_key_64, LinearAttentionParams, LINEAR_THREADS) {
 KERNEL(linear_attention_by_key_128, LinearAttentionParams, LINEAR_THREADS) {
     linear_attention<128, true>(p);
 }
+
+struct SelectiveScanParams {
+    const float* x;      // (rows, width)
+    const float* steps;  // (rows, width)
+    const float* b;      // (rows, size)
+    const float* c;      // (rows, size)
+    const float* a;      // (size, width)
+    float* out;          // (rows, width)
+    // (width / 16, size, 16), the last values with others that are unused
+    States states;
+    u32 width;
+    u32 size;
+};
+static_assert(sizeof(SelectiveScanParams) == 80, "kernels/src/cuda/params.rs has the same");
+
+constexpr u32 SCAN_THREADS = 128;
+
+// A thread for each value of a sequence, with its state in registers.
+template <u32 SIZE>
+DEVICE void selective_scan(const SelectiveScanParams& p) {
+    const u32 value = blockIdx.y * SCAN_THREADS + threadIdx.x;
+    if (value >= p.width) return;
+    const Span& span = p.states.spans[blockIdx.x];
+    const u64 of_value =
+        static_cast<u64>(value / STATE_LANES) * p.size * STATE_LANES + value % STATE_LANES;
+    const float* from = state_before(p.states, span);
+    float h[SIZE];
+#pragma unroll
+    for (u32 i = 0; i < SIZE; ++i) {
+        const bool there = from != nullptr && i < p.size;
+        h[i] = there ? from[of_value + i * STATE_LANES] : 0.0f;
+    }
+    for (u32 t = 0; t < span.rows; ++t) {
+        const u64 row = static_cast<u64>(span.first) + t;
+        const float step = p.steps[row * p.width + value];
+        const float change = step * p.x[row * p.width + value];
+        const float* b = p.b + row * p.size;
+        const float* c = p.c + row * p.size;
+        float sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < SIZE; ++i) {
+            if (i >= p.size) continue;
+            const float decay = expf(step * p.a[static_cast<u64>(i) * p.width + value]);
+            h[i] = fmaf(change, b[i], decay * h[i]);
+            sum = fmaf(h[i], c[i], sum);
+        }
+        p.out[row * p.width + value] = sum;
+        float* kept = state_after(p.states, span, t + 1);
+        if (kept == nullptr) continue;
+#pragma unroll
+        for (u32 i = 0; i < SIZE; ++i) {
+            if (i < p.size) kept[of_value + i * STATE_LANES] = h[i];
+        }
+    }
+}
+
+KERNEL(selective_scan_16, SelectiveScanParams, SCAN_THREADS) { selective_scan<16>(p); }
+KERNEL(selective_scan_64, SelectiveScanParams, SCAN_THREADS) { selective_scan<64>(p); }
+
+struct Wkv7Params {
+    const float* r;         // (rows, heads, key_dim)
+    const float* decay;     // the same, as are the next but v
+    const float* k;
+    const float* v;         // (rows, heads, value_dim)
+    const float* removed;
+    const float* replaced;
+    float* out;             // (rows, heads, value_dim)
+    States states;          // as those of linear attention
+    u32 heads;
+    u32 key_dim;
+    u32 value_dim;
+    u32 unused;
+};
+static_assert(sizeof(Wkv7Params) == 96, "kernels/src/cuda/params.rs has the same");
+
+constexpr u32 WKV_KEYS = 64;
+
+// A block has 64 values of a head of a sequence, and a thread each value's row of the matrix.
+KERNEL(wkv7, Wkv7Params, WKV_KEYS) {
+    SHARED(float, keys, [5][WKV_KEYS]);
+    const u32 head = blockIdx.x % p.heads, value = blockIdx.y * WKV_KEYS + threadIdx.x;
+    const Span& span = p.states.spans[blockIdx.x / p.heads];
+    const bool exists = value < p.value_dim;
+    const u64 groups = (p.value_dim + STATE_LANES - 1) / STATE_LANES;
+    const u64 of_row = (head * groups + value / STATE_LANES) * p.key_dim * STATE_LANES +
+                       value % STATE_LANES;
+    const float* from = state_before(p.states, span);
+    float m[WKV_KEYS];
+#pragma unroll
+    for (u32 i = 0; i < WKV_KEYS; ++i) {
+        const bool there = exists && from != nullptr && i < p.key_dim;
+        m[i] = there ? from[of_row + i * STATE_LANES] : 0.0f;
+    }
+    for (u32 t = 0; t < span.rows; ++t) {
+        const u64 at = (static_cast<u64>(span.first) + t) * p.heads + head;
+        __syncthreads();
+        const bool is_key = threadIdx.x < p.key_dim;
+        const u64 key = at * p.key_dim + threadIdx.x;
+        keys[0][threadIdx.x] = is_key ? p.r[key] : 0.0f;
+        keys[1][threadIdx.x] = is_key ? p.decay[key] : 0.0f;
+        keys[2][threadIdx.x] = is_key ? p.k[key] : 0.0f;
+        keys[3][threadIdx.x] = is_key ? p.removed[key] : 0.0f;
+        keys[4][threadIdx.x] = is_key ? p.replaced[key] : 0.0f;
+        __syncthreads();
+        const float v = exists ? p.v[at * p.value_dim + value] : 0.0f;
+        float held = 0.0f, sum = 0.0f;
+#pragma unroll
+        for (u32 i = 0; i < WKV_KEYS; ++i) held = fmaf(m[i], keys[3][i], held);
+#pragma unroll
+        for (u32 i = 0; i < WKV_KEYS; ++i) {
+            m[i] = fmaf(v, keys[2][i], keys[1][i] * m[i] - held * keys[4][i]);
+            sum = fmaf(m[i], keys[0][i], sum);
+        }
+        if (exists) p.out[at * p.value_dim + value] = sum;
+        float* kept = state_after(p.states, span, t + 1);
+        if (!exists || kept == nullptr) continue;
+#pragma unroll
+        for (u32 i = 0; i < WKV_KEYS; ++i) {
+            if (i < p.key_dim) kept[of_row + i * STATE_LANES] = m[i];
+        }
+    }
+}

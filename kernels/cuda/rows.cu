@@ -148,9 +148,9 @@ struct UnaryParams {
     const float* x;
     float* out;
     u64 n;
-    float a, b;  // parameters of the function, if it has any
+    float a, b, c, d;  // parameters of the function, if it has any
 };
-static_assert(sizeof(UnaryParams) == 32, "kernels/src/cuda/params.rs has the same");
+static_assert(sizeof(UnaryParams) == 40, "kernels/src/cuda/params.rs has the same");
 
 // cap * tanh(x / cap)
 KERNEL(soft_cap, UnaryParams, THREADS) {
@@ -212,6 +212,15 @@ KERNEL(exponential, UnaryParams, THREADS) {
     if (at >= p.n) return;
     const float x = p.x[at];
     p.out[at] = x != x ? x : expf(fmaxf(-87.3f, fminf(88.3f, x)));
+}
+
+// a x^2 + c x above 0, else b (e^min(x, d) - 1 - x) + c x
+KERNEL(xielu, UnaryParams, THREADS) {
+    const u64 at = static_cast<u64>(blockIdx.x) * THREADS + threadIdx.x;
+    if (at >= p.n) return;
+    const float x = p.x[at];
+    const float curve = x > 0.0f ? p.a * x * x : p.b * (expm1f(fminf(x, p.d)) - x);
+    p.out[at] = fmaf(p.c, x, curve);
 }
 
 struct HadamardParams {

@@ -370,6 +370,8 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             | Op::Concat { .. }
             | Op::CausalConv { .. }
             | Op::LinearAttention { .. }
+            | Op::SelectiveScan { .. }
+            | Op::Wkv7 { .. }
             | Op::Add { .. }
             | Op::Mul { .. }
             | Op::SelectRows { .. }

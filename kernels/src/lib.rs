@@ -42,13 +42,13 @@ pub use memory::{
 };
 pub use octavo_isa::{Isa, IsaChoice, IsaError, PromptBits, Rounding};
 pub use octavo_simd::formats::{has_minimum, packed_types};
-pub use octavo_simd::function::{Activation, Function};
+pub use octavo_simd::function::{Activation, Function, Xielu};
 pub use octavo_simd::generic::recurrence::STATE_LANES;
 pub use octavo_simd::generic::routing::TopGroups;
 pub use octavo_simd::kv_layout::{KvShape, KvType, KvTypes, PAGE_POSITIONS};
 pub use op::{
-    CacheLayer, CacheShape, KeyHeads, MatrixShape, Op, Recurrence, RowSet, Scores, ShapeError,
-    Shapes, Translate, Translated, ValueShape, matrix_state,
+    Alibi, CacheLayer, CacheShape, KeyHeads, MatrixShape, Op, Recurrence, RowSet, Scores,
+    ShapeError, Shapes, Translate, Translated, ValueShape, matrix_state,
 };
 pub use pool::{Pool, SharedPool};
 pub use program::{

@@ -2,10 +2,11 @@
 
 mod check;
 mod host;
+mod recurrent;
 mod rows;
 mod step;
 
-use crate::op::{CacheLayer, Op, Recurrence, RowSet, Scores, ValueShape};
+use crate::op::{CacheLayer, Op, RowSet, Scores, ValueShape};
 use crate::rope::Rope;
 use crate::weight_bytes::WeightBytes;
 use octavo_quant::TensorType;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 pub(crate) use host::HostBlock;
 pub use host::HostProgram;
+pub(crate) use recurrent::{Recurrent, Scan, Wkv7};
 pub(crate) use rows::TokenRow;
 pub use step::{EmbeddingRows, Phase, StateUse, StateWrite, Step, StepSequence, UsedAdapter};
 
@@ -74,19 +76,6 @@ pub(crate) struct Attend {
     pub(crate) out: Slot,
 }
 
-/// The operands of an [`Op::LinearAttention`] of a program, and the slot of its result.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Recurrent {
-    pub(crate) q: Slot,
-    pub(crate) k: Slot,
-    pub(crate) v: Slot,
-    pub(crate) decay: Slot,
-    pub(crate) rate: Slot,
-    pub(crate) how: Recurrence,
-    pub(crate) state: usize,
-    pub(crate) out: Slot,
-}
-
 impl Instruction {
     /// The slot written by any operation but [`Op::KvWrite`].
     pub(crate) fn result(&self) -> Slot {
@@ -104,11 +93,9 @@ impl Instruction {
         match self.op {
             Op::Rope { .. } => all.push(Resource::Angles),
             Op::Attention { cache, .. } => all.push(Resource::Kv(cache)),
-            Op::CausalConv { state, .. } | Op::LinearAttention { state, .. } => {
-                all.push(Resource::State(state));
-            }
             _ => {}
         }
+        all.extend(self.op.state().map(Resource::State));
         all
     }
 
@@ -116,10 +103,12 @@ impl Instruction {
     pub(crate) fn writes(&self) -> Vec<Resource> {
         match self.op {
             Op::KvWrite { cache, .. } => vec![Resource::Kv(cache)],
-            Op::CausalConv { state, .. } | Op::LinearAttention { state, .. } => {
-                vec![Resource::Slot(self.result()), Resource::State(state)]
+            _ => {
+                let slot = self.out.map(Resource::Slot);
+                slot.into_iter()
+                    .chain(self.op.state().map(Resource::State))
+                    .collect()
             }
-            _ => self.out.map(Resource::Slot).into_iter().collect(),
         }
     }
 }

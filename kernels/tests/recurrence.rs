@@ -5,7 +5,7 @@ use octavo_kernels::{
     Executor, Isa, KeyHeads, KvStore, Phase, Pool, StateUse, StateWrite, Step, StepSequence,
 };
 
-use crate::common::recurrent::{Case, Sizes, convolution, linear_attention};
+use crate::common::recurrent::{Case, Sizes, convolution, linear_attention, selective_scan, wkv7};
 use crate::common::{KV, Rng};
 
 impl Case {
@@ -150,6 +150,48 @@ fn linear_attention_is_its_formula() {
 }
 
 #[test]
+fn selective_scans_are_their_formula() {
+    let mut rng = Rng(36);
+    for shape in [
+        (9, 16, 16),
+        (7, 40, 8),
+        (20, 130, 16),
+        (5, 5, 3),
+        (6, 33, 64),
+    ] {
+        let (case, exact) = selective_scan(&mut rng, shape);
+        for isa in Isa::available() {
+            let got = case.in_any_steps(isa, shape.0);
+            exact.check(&format!("{isa} {shape:?}"), &got);
+        }
+    }
+}
+
+#[test]
+fn time_mixing_is_its_formula() {
+    let mut rng = Rng(37);
+    let sizes = |n, heads, key_dim, value_dim| Sizes {
+        n,
+        heads,
+        keys: heads,
+        key_dim,
+        value_dim,
+    };
+    for s in [
+        sizes(9, 2, 64, 64),
+        sizes(7, 3, 16, 16),
+        sizes(20, 1, 33, 20),
+        sizes(5, 2, 7, 72),
+    ] {
+        let (case, exact) = wkv7(&mut rng, s);
+        for isa in Isa::available() {
+            let got = case.in_any_steps(isa, s.n);
+            exact.check(&format!("{isa} {s:?}"), &got);
+        }
+    }
+}
+
+#[test]
 fn sequences_of_a_step_have_states_of_their_own() {
     let (case, _) = convolution(&mut Rng(33), (8, 20, 4));
     for isa in Isa::available() {
@@ -233,7 +275,9 @@ fn a_tiny_state_is_each_threads_own_part() {
     let mut rng = Rng(35);
     let (recurrent, _) = linear_attention(&mut rng, sizes, KeyHeads::Grouped, (true, false));
     let (convolved, _) = convolution(&mut rng, (3, 70, 3));
-    for case in [recurrent, convolved] {
+    let (scanned, _) = selective_scan(&mut rng, (3, 20, 4));
+    let (mixed, _) = wkv7(&mut rng, sizes);
+    for case in [recurrent, convolved, scanned, mixed] {
         let got = case.run(Isa::Scalar, 2, &[2, 3], &[1]);
         assert!(got == case.run(Isa::Scalar, 1, &[3], &[]));
     }

@@ -148,8 +148,9 @@ macro_rules! float_kernels {
             fn combine [C: Combine] (rows: &elementwise::Operands) =
                 elementwise::combine::<$simd, C>;
             fn convolve [] (columns: &recurrence::Columns) = recurrence::convolve::<$simd>;
-            fn linear_attention [] (lanes: &recurrence::Lanes) =
-                recurrence::linear_attention::<$simd>;
+            fn linear_attention [] (a: &recurrence::Lanes) = recurrence::linear_attention::<$simd>;
+            fn selective_scan [] (s: &recurrence::ScanLanes) = recurrence::selective_scan::<$simd>;
+            fn wkv7 [] (w: &recurrence::WkvLanes) = recurrence::wkv7::<$simd>;
             fn softmax [] (x: *const f32, n: usize, y: *mut f32) = routing::softmax::<$simd>;
             fn weighted_sum [] (parts: &routing::Parts) = routing::weighted_sum::<$simd>;
             fn to_f16 [] (x: *const f32, n: usize, y: *mut u16) = elementwise::to_f16::<$simd>;
@@ -440,6 +441,8 @@ macro_rules! instantiate {
                 mul: combine::<elementwise::Product>,
                 convolve,
                 linear_attention,
+                selective_scan,
+                wkv7,
                 softmax,
                 weighted_sum,
                 to_f16,

@@ -34,4 +34,18 @@ pub enum Function {
     Softplus,
     /// `e^x`; arguments outside [-87.3, 88.3] are clamped.
     Exp,
+    /// xIELU (Huang and Schlag 2024), see [`Xielu`].
+    Xielu(Xielu),
+}
+
+/// Coefficients of xIELU: `positive x^2 + linear x` above 0, and otherwise
+/// `negative (e^min(x, least) - 1 - x) + linear x`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[allow(missing_docs)] // the fields are the formula's names
+pub struct Xielu {
+    pub positive: f32,
+    pub negative: f32,
+    pub linear: f32,
+    /// A negative number close to 0.
+    pub least: f32,
 }

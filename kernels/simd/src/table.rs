@@ -185,6 +185,8 @@ pub struct Table {
     pub mul: unsafe fn(&elementwise::Operands),
     pub convolve: unsafe fn(&recurrence::Columns),
     pub linear_attention: unsafe fn(&recurrence::Lanes),
+    pub selective_scan: unsafe fn(&recurrence::ScanLanes),
+    pub wkv7: unsafe fn(&recurrence::WkvLanes),
     pub softmax: unsafe fn(*const f32, usize, *mut f32),
     pub weighted_sum: unsafe fn(&routing::Parts),
     pub to_f16: unsafe fn(*const f32, usize, *mut u16),

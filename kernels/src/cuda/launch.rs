@@ -5,6 +5,7 @@
 //! of work.
 
 mod products;
+mod recurrence;
 
 pub use products::{
     EXPERT_TILE_BYTES, FLOAT_COLUMNS, Form, GEMV_COLUMNS, IMMA_COLUMNS, IMMA_FROM,
@@ -13,15 +14,17 @@ pub use products::{
     wide_gemm_in_all_tiles,
 };
 pub(super) use products::{IMMA_PARTS, WIDE_PARTS};
+pub use recurrence::{
+    MAX_SCAN_SIZE, MAX_WKV_KEYS, causal_conv, linear_attention, max_key_dim, selective_scan, wkv7,
+};
 
 use super::Ptr;
 use super::modules::{Module, Part};
 use super::pack::kernels_of;
 use super::params::{
-    Argmax, Attention, Candidates, CausalConv, Concat, Constant, Embed, EmbeddingInputs,
-    ExpertBias, Gather, Hadamard, Heads, JoinParts, KvWrite, LinearAttention, MulVector, Norm,
-    Normalize, Pair, Params, Peak, Rope, ScaleByPosition, Select, Slice, Softmax, TopK, Unary,
-    WeightedSum,
+    Argmax, Attention, Candidates, Concat, Constant, Embed, EmbeddingInputs, ExpertBias, Gather,
+    Hadamard, Heads, JoinParts, KvWrite, MulVector, Norm, Normalize, Pair, Params, Peak, Rope,
+    ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
 };
 use octavo_quant::TensorType;
 use octavo_simd::function::{Activation, Function};
@@ -143,18 +146,36 @@ pub fn mul_vector(p: &MulVector) -> Launch {
 
 /// Applies `f` to `n` values.
 pub fn unary(f: Function, x: Ptr, out: Ptr, n: u64) -> Launch {
-    let (name, [a, b]) = match f {
-        Function::SoftCap(cap) => ("soft_cap", [cap, 0.0]),
-        Function::Scale(factor) => ("scale", [factor, 0.0]),
-        Function::Clamp(low, high) => ("clamp", [low, high]),
-        Function::Gelu => ("gelu_tanh", [0.0; 2]),
-        Function::SquaredRelu => ("squared_relu", [0.0; 2]),
-        Function::Sigmoid => ("sigmoid", [0.0; 2]),
-        Function::Silu => ("silu", [0.0; 2]),
-        Function::Softplus => ("softplus", [0.0; 2]),
-        Function::Exp => ("exponential", [0.0; 2]),
+    let mut p = Unary {
+        x,
+        out,
+        n,
+        ..Unary::default()
     };
-    let p = Unary { x, out, n, a, b };
+    let name = match f {
+        Function::SoftCap(cap) => {
+            p.a = cap;
+            "soft_cap"
+        }
+        Function::Scale(factor) => {
+            p.a = factor;
+            "scale"
+        }
+        Function::Clamp(low, high) => {
+            (p.a, p.b) = (low, high);
+            "clamp"
+        }
+        Function::Gelu => "gelu_tanh",
+        Function::SquaredRelu => "squared_relu",
+        Function::Sigmoid => "sigmoid",
+        Function::Silu => "silu",
+        Function::Softplus => "softplus",
+        Function::Exp => "exponential",
+        Function::Xielu(by) => {
+            (p.a, p.b, p.c, p.d) = (by.positive, by.negative, by.linear, by.least);
+            "xielu"
+        }
+    };
     launch(Module::Rows, name, [blocks(n, 256), 1, 1], 256, &p)
 }
 
@@ -444,49 +465,6 @@ pub fn attend_prompt(kv: KvType, head_dim: usize, p: &Attention, tiles: u32) -> 
         shared,
         ..launch(module, name, grid, threads, p)
     }
-}
-
-/// Convolves over the rows of sequences, and saves the states that are kept.
-pub fn causal_conv(p: &CausalConv) -> Launch {
-    let grid = [blocks(u64::from(p.rows) * u64::from(p.width), 256), 1, 1];
-    launch(Module::Recurrence, "causal_conv", grid, 256, p)
-}
-
-/// Key lengths that `linear_attention` is compiled for; shorter keys are padded with zeros.
-const KEY_DIMS: [usize; 3] = [64, 128, 256];
-/// Values of a head per block of `linear_attention`.
-const LINEAR_VALUES: u32 = 32;
-
-/// Key lengths that it is compiled for with decays by key.
-const KEY_DIMS_BY_KEY: [usize; 2] = [64, 128];
-
-/// Returns the maximum key length of [`linear_attention`], with or without decays by key.
-pub const fn max_key_dim(decay_by_key: bool) -> usize {
-    match decay_by_key {
-        false => KEY_DIMS[KEY_DIMS.len() - 1],
-        true => KEY_DIMS_BY_KEY[KEY_DIMS_BY_KEY.len() - 1],
-    }
-}
-
-/// Computes linear attention with the states of `sequences` sequences.
-///
-/// # Panics
-/// For keys of more than [`max_key_dim`] values.
-pub fn linear_attention(p: &LinearAttention, sequences: u32) -> Launch {
-    let fits = |dim: &usize| p.key_dim as usize <= *dim;
-    let by_key = p.decay_by_key != 0;
-    let dims = if by_key {
-        &KEY_DIMS_BY_KEY[..]
-    } else {
-        &KEY_DIMS
-    };
-    let dim = dims.iter().copied().find(fits);
-    let dim = dim.unwrap_or_else(|| panic!("keys of {} values: see `max_key_dim`", p.key_dim));
-    // sequences in x: only this dimension of a grid is never too small
-    let grid = [sequences * p.heads, p.value_dim.div_ceil(LINEAR_VALUES), 1];
-    let kind = if by_key { "_by_key" } else { "" };
-    let name = format!("linear_attention{kind}_{dim}");
-    launch(Module::Recurrence, name, grid, 128, p)
 }
 
 /// Threads per block of `mma_peak`.

@@ -151,6 +151,14 @@ pub enum Error {
         max = launch::max_key_dim(*.1)
     )]
     KeyDim(usize, bool),
+    /// Unsupported size of the state of a recurrence.
+    #[error("{what} with {got} numbers of a value: expected at most {most}, on a GPU")]
+    #[allow(missing_docs)] // the fields are what the message says
+    StateSize {
+        what: &'static str,
+        most: usize,
+        got: usize,
+    },
     /// A page that a step needs is missing from its block table, as detected by the kernels: a bug.
     #[error(
         "sequence {sequence}, position {position}: the block table on the GPU lacks one of its \

@@ -85,7 +85,7 @@ params! {
     /// `rows.cu`: two operands of an elementwise operation.
     Pair, 40 { a: Ptr, b: Ptr, out: Ptr, n: u64, period: u64 }
     /// `rows.cu`: an elementwise function.
-    Unary, 32 { x: Ptr, out: Ptr, n: u64, a: f32, b: f32 }
+    Unary, 40 { x: Ptr, out: Ptr, n: u64, a: f32, b: f32, c: f32, d: f32 }
     /// `rows.cu`.
     Hadamard, 32 { x: Ptr, out: Ptr, n: u64, order: u32, factor: f32 }
     /// `rows.cu`.
@@ -157,12 +157,21 @@ params! {
         keys: u32, key_dim: u32, value_dim: u32, tiled: u32, delta: u32, scale: f32,
         decay_by_key: u32,
     }
+    /// `recurrence.cu`.
+    SelectiveScan, 80 {
+        x: Ptr, steps: Ptr, b: Ptr, c: Ptr, a: Ptr, out: Ptr, states: States, width: u32, size: u32,
+    }
+    /// `recurrence.cu`.
+    Wkv7, 96 {
+        r: Ptr, decay: Ptr, k: Ptr, v: Ptr, removed: Ptr, replaced: Ptr, out: Ptr, states: States,
+        heads: u32, key_dim: u32, value_dim: u32, unused: u32,
+    }
     /// `probe.cu`.
     Peak, 16 { out: Ptr, rounds: u32, unused: u32 }
     /// `attention.cuh`.
-    Attention, 168 {
+    Attention, 176 {
         q: Ptr, pages_k: Ptr, pages_v: Ptr, sums: Ptr, states: Ptr, out: Ptr, integers: Ptr,
-        tiles: Ptr, sinks: Ptr, firsts: Ptr, ends: Ptr, paging: Paging,
+        tiles: Ptr, sinks: Ptr, slopes: Ptr, firsts: Ptr, ends: Ptr, paging: Paging,
         heads: u32, heads_kv: u32, splits: u32, scale: f32, cap: f32, window: u32, after: u32,
         chunked: u32,
     }

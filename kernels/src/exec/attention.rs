@@ -10,7 +10,9 @@ use super::sizes::{PIECE, piece_len};
 use crate::op::{CacheLayer, Scores};
 use crate::program::{Attend, Slot};
 use octavo_simd::act::ACT_GROUP;
-use octavo_simd::generic::attention::{self, Block, PAGE, Pages, QUERY_ROWS, Query, VisibleRange};
+use octavo_simd::generic::attention::{
+    self, Block, PAGE, Pages, QUERY_ROWS, Query, Slope, VisibleRange,
+};
 use octavo_simd::kv_layout::KvShape;
 use octavo_simd::table::PromptAttention;
 use std::sync::atomic::Ordering;
@@ -99,8 +101,18 @@ impl SectionPart<'_> {
                 continue;
             }
             let mut visible = [VisibleRange { first: 0, end: 0 }; QUERY_ROWS];
+            let mut slopes = [Slope {
+                slope: 0.0,
+                position: 0,
+            }; QUERY_ROWS];
             for (j, (row, head)) in group.rows[rows.clone()].iter().enumerate() {
                 visible[j] = self.visible(group.scores, *row);
+                if let Some(alibi) = group.scores.alibi {
+                    slopes[j] = Slope {
+                        slope: alibi.slope(*head),
+                        position: self.rows[*row].pos,
+                    };
+                }
                 // SAFETY: the query buffer was finished before the last barrier.
                 let q = unsafe { self.row(q, *row, head * d..(head + 1) * d) };
                 let first = j / size * d * size + j % size;
@@ -112,6 +124,10 @@ impl SectionPart<'_> {
                 q: scratch.q.as_ptr(),
                 visible: &visible[..rows.len()],
                 cap: group.scores.cap,
+                slopes: match group.scores.alibi {
+                    Some(_) => &slopes[..rows.len()],
+                    None => &[],
+                },
                 first: group.from,
                 scores: scratch.span.as_mut_ptr(),
                 out: scratch.out[rows.start * stride..].as_mut_ptr(),
@@ -174,7 +190,9 @@ impl SectionPart<'_> {
                     to: usize::MAX,
                 };
                 first = end;
-                if let Some(kernels) = self.model.prompt_attention {
+                let blocks = self.model.prompt_attention;
+                // scores that fall with distance are computed in floats
+                if let Some(kernels) = blocks.filter(|_| scores.alibi.is_none()) {
                     // SAFETY: one thread has these rows and heads.
                     unsafe { self.attend_blocks(kernels, (q, out), &group) };
                     continue;

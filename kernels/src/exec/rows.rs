@@ -6,7 +6,7 @@ use super::section_part::SectionPart;
 use crate::hadamard;
 use crate::kv::Cell;
 use crate::op::{CacheLayer, Op, scale_at};
-use crate::program::{Instruction, ProgramOp, Recurrent, RowTable, Slot, TokenRow};
+use crate::program::{Instruction, ProgramOp, RowTable, Slot, TokenRow};
 use crate::rope::Pairing;
 use octavo_simd::function::Function;
 use octavo_simd::generic::attention::PAGE;
@@ -80,27 +80,10 @@ impl SectionPart<'_> {
                     width,
                 } => self.slice(x, each, from..from + width, result()),
                 &Op::Concat { a, b, each } => self.concat(a, b, each, result()),
-                Op::CausalConv { x, weight, state } => {
-                    self.causal_conv(*x, weight, *state, result());
-                }
-                &Op::LinearAttention {
-                    q,
-                    k,
-                    v,
-                    decay,
-                    rate,
-                    how,
-                    state,
-                } => self.linear_attention(&Recurrent {
-                    q,
-                    k,
-                    v,
-                    decay,
-                    rate,
-                    how,
-                    state,
-                    out: result(),
-                }),
+                Op::CausalConv { .. }
+                | Op::LinearAttention { .. }
+                | Op::SelectiveScan { .. }
+                | Op::Wkv7 { .. } => self.recurrent(&instruction.op, result()),
                 Op::Softmax { x } => self.softmax(*x, result()),
                 Op::TopK { x, groups, .. } => self.top_k(*x, *groups, result()),
                 Op::Gather { x, ids } => self.gather(*x, *ids, result()),

@@ -7,14 +7,14 @@
 //! [`Instruction`]: crate::Instruction
 
 mod cut;
+mod scores;
 mod shape;
 mod translate;
 
 pub use cut::Cut;
+pub use scores::{Alibi, Scores};
 pub use shape::{ShapeError, Shapes};
 pub use translate::{Translate, Translated};
-
-use std::ops::Range;
 
 use octavo_simd::function::{Activation, Function};
 use octavo_simd::generic::recurrence::STATE_LANES;
@@ -116,6 +116,31 @@ pub enum Op<V, M, C, T> {
         how: Recurrence,
         state: usize,
     },
+    /// Selective scan (Mamba 1): each value of `x` has a vector `h` of as many numbers as `b` has,
+    /// which goes from token to token: `h = e^(step a) h + step x b`, and the result is `h c`, with
+    /// `step` the value's own in `steps`. `a` has a row, as wide as `x`, for each value of `b`. The
+    /// state holds the vectors.
+    SelectiveScan {
+        x: V,
+        steps: V,
+        b: V,
+        c: V,
+        a: C,
+        state: usize,
+    },
+    /// Time mixing of RWKV 7: the matrix `M` of each head, from keys to values, goes from token to
+    /// token: `M = M diag(decay) - (M removed) replaced^T + v k^T`, and the result is `M r`. All but
+    /// `v` have `key_dim` values for each head. The state holds the matrices.
+    Wkv7 {
+        r: V,
+        decay: V,
+        k: V,
+        v: V,
+        removed: V,
+        replaced: V,
+        key_dim: usize,
+        state: usize,
+    },
     /// Softmax of every row.
     Softmax { x: V },
     /// Indices of the `n` largest values of every row, the largest first and of equal ones the
@@ -214,69 +239,6 @@ pub struct CacheLayer {
     pub layer: usize,
 }
 
-/// Computation and masking of attention scores.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scores {
-    /// Multiplies `q k`.
-    pub scale: f32,
-    /// `cap * tanh(score / cap)` of every scaled score; positive.
-    pub cap: Option<f32>,
-    /// A query at position `q` sees the keys at positions above `q - window`: `window` of them with
-    /// its own. At least 1. Where attention is not causal, it sees those at most `window / 2` away.
-    pub window: Option<usize>,
-    /// The window does not move: a query sees the keys from the last multiple of `window` on.
-    pub chunked: bool,
-    /// A query sees no later position; otherwise all of its sequence, which is one step then.
-    pub causal: bool,
-    /// A query sees the positions of its own block and no others, whatever the fields above say;
-    /// steps give the ends of blocks.
-    pub blocks: bool,
-    /// A query in an image also sees the later positions of that image, which a step has whole;
-    /// steps give the images.
-    pub images: bool,
-}
-
-impl Scores {
-    /// Scaled, and nothing else.
-    pub fn plain(scale: f32) -> Scores {
-        Scores {
-            scale,
-            cap: None,
-            window: None,
-            chunked: false,
-            causal: true,
-            blocks: false,
-            images: false,
-        }
-    }
-
-    /// Number of positions before its own that a query sees, at most: all, if none.
-    pub(crate) fn before(self) -> Option<usize> {
-        self.window.map(|window| match self.causal {
-            true => window - 1,
-            false => window / 2,
-        })
-    }
-
-    /// Number of positions after its own that a query sees, at most: all, if none.
-    pub(crate) fn after(self) -> Option<usize> {
-        match self.causal {
-            true => Some(0),
-            false => self.before(),
-        }
-    }
-
-    /// The positions that a query at `position` sees of a sequence of `len` positions.
-    pub(crate) fn visible(self, position: usize, len: usize) -> Range<usize> {
-        let first = match self.window.filter(|_| self.chunked) {
-            Some(chunk) => position / chunk * chunk,
-            None => self.before().map_or(0, |n| position.saturating_sub(n)),
-        };
-        let end = self.after().map_or(len, |n| position.saturating_add(n + 1));
-        first..end.min(len)
-    }
-}
-
 /// Rows that a value has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowSet {
@@ -331,11 +293,12 @@ pub struct CacheShape {
 impl<V: Copy, M, C, T> Op<V, M, C, T> {
     /// The values read, in order.
     pub fn inputs(&self) -> impl Iterator<Item = V> + use<V, M, C, T> {
-        let one = |x| [Some(x), None, None, None, None];
-        let two = |a, b| [Some(a), Some(b), None, None, None];
+        let some = |n: [Option<V>; 2]| [n[0], n[1], None, None, None, None];
+        let one = |x| some([Some(x), None]);
+        let two = |a, b| some([Some(a), Some(b)]);
         let inputs = match *self {
             Op::Embed { .. } | Op::EmbedPositions { .. } | Op::Constant { .. } | Op::Input => {
-                [None; 5]
+                [None; 6]
             }
             Op::RmsNorm { x, .. }
             | Op::LayerNorm { x, .. }
@@ -371,11 +334,34 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 decay,
                 rate,
                 ..
-            } => [Some(q), Some(k), Some(v), Some(decay), Some(rate)],
-            Op::LoraDown { x, ids, .. } => [x, ids, None, None, None],
-            Op::LoraUp { y, h, ids, .. } => [Some(y), Some(h), ids, None, None],
+            } => [Some(q), Some(k), Some(v), Some(decay), Some(rate), None],
+            Op::LoraDown { x, ids, .. } => [x, ids, None, None, None, None],
+            Op::LoraUp { y, h, ids, .. } => [Some(y), Some(h), ids, None, None, None],
+            Op::SelectiveScan { x, steps, b, c, .. } => {
+                [Some(x), Some(steps), Some(b), Some(c), None, None]
+            }
+            Op::Wkv7 {
+                r,
+                decay,
+                k,
+                v,
+                removed,
+                replaced,
+                ..
+            } => [r, decay, k, v, removed, replaced].map(Some),
         };
         inputs.into_iter().flatten()
+    }
+
+    /// The part of the sequences' states that goes from token to token, if there is one.
+    pub fn state(&self) -> Option<usize> {
+        match *self {
+            Op::CausalConv { state, .. }
+            | Op::LinearAttention { state, .. }
+            | Op::SelectiveScan { state, .. }
+            | Op::Wkv7 { state, .. } => Some(state),
+            _ => None,
+        }
     }
 
     /// Whether it lets rows see later ones.
@@ -392,7 +378,8 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::ExpertBias { bias: vector, .. }
             | Op::MulVector { by: vector, .. }
             | Op::Constant { values: vector }
-            | Op::CausalConv { weight: vector, .. } => Some(vector),
+            | Op::CausalConv { weight: vector, .. }
+            | Op::SelectiveScan { a: vector, .. } => Some(vector),
             Op::Attention { sinks, .. } => sinks.as_ref(),
             Op::Embed { .. }
             | Op::EmbedPositions { .. }
@@ -421,7 +408,8 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::Add { .. }
             | Op::Mul { .. }
             | Op::Concat { .. }
-            | Op::LinearAttention { .. } => None,
+            | Op::LinearAttention { .. }
+            | Op::Wkv7 { .. } => None,
         }
     }
 

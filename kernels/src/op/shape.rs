@@ -125,6 +125,30 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 let inputs = [q, k, v, decay, rate].map(value);
                 rules::linear_attention(how, inputs, state(s)?)
             }
+            Op::SelectiveScan {
+                x,
+                steps,
+                b,
+                c,
+                ref a,
+                state: s,
+            } => {
+                let inputs = [x, steps, b, c].map(value);
+                rules::selective_scan(inputs, vector(a)?, state(s)?)
+            }
+            Op::Wkv7 {
+                r,
+                decay,
+                k,
+                v,
+                removed,
+                replaced,
+                key_dim,
+                state: s,
+            } => {
+                let inputs = [r, decay, k, removed, replaced].map(value);
+                rules::wkv7(value(v), inputs, key_dim, state(s)?)
+            }
             Op::Softmax { x } | Op::Normalize { x, .. } => rules::distribution(value(x)),
             Op::TopK { x, n, groups } => rules::top(value(x), n, groups),
             Op::Gather { x, ids } => rules::gather(value(x), value(ids)),

@@ -95,6 +95,11 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             LinearAttention {
                 q: value, k: value, v: value, decay: value, rate: value, how: as_is, state: state
             }
+            SelectiveScan { x: value, steps: value, b: value, c: value, a: vector, state: state }
+            Wkv7 {
+                r: value, decay: value, k: value, v: value, removed: value, replaced: value,
+                key_dim: as_is, state: state
+            }
             Softmax { x: value }
             TopK { x: value, n: as_is, groups: as_is }
             Gather { x: value, ids: value }

@@ -38,8 +38,10 @@ impl Rounds {
     /// Returns the rounding of a case's prefill kernels.
     pub(super) fn of(c: Case) -> Rounds {
         match c.isa {
-            Isa::Amx if c.head_dim.is_multiple_of(32) => Rounds::ToBf16,
+            Isa::Amx if c.head_dim.is_multiple_of(32) && c.scores.alibi.is_none() => Rounds::ToBf16,
             Isa::Amx => Rounds::Not,
+            // scores that fall with distance are computed in floats
+            _ if c.scores.alibi.is_some() => Rounds::Not,
             isa if isa
                 .prompt_rounding_in(PromptBits::Sixteen, c.types)
                 .attention
@@ -146,7 +148,7 @@ fn seen(c: Case, t: usize, len: usize) -> (usize, usize) {
 /// In addition, weighted values and weights are summed over positions, with one rescaling per span.
 /// The last step multiplies by a reciprocal, which is also rounded.
 ///
-/// A cap passes on a score's error and adds its own. A sink is one more score, without an error,
+/// A cap passes on a score's error and adds its own; a fall with distance is one more rounding. A sink is one more score, without an error,
 /// with a value of zero; rescaling sums to its maximum is one more join.
 ///
 /// The matrix unit splits queries and keys into two bf16 each: this loses what is below the second
@@ -187,10 +189,21 @@ pub(super) fn exact(
                 let steps = step(&query) * of_keys + step(&keys) * of_query;
                 error += scale * STEPS * steps;
             }
-            c.scores.cap.map_or((score, error), |cap| {
+            let (score, error) = c.scores.cap.map_or((score, error), |cap| {
                 let capped = f64::from(cap) * (score / f64::from(cap)).tanh();
                 (capped, error + CAP * capped.abs())
-            })
+            });
+            let slope = c.scores.alibi.map_or(0.0, |alibi| alibi.slope(h));
+            let fallen = score - f64::from(slope) * t.abs_diff(p) as f64;
+            (
+                fallen,
+                error
+                    + if slope > 0.0 {
+                        HALF * fallen.abs()
+                    } else {
+                        0.0
+                    },
+            )
         })
         .collect();
     let mut values: Vec<Vec<f64>> = (first..n).map(|p| row(v, c.heads_kv, p, hk)).collect();

@@ -4,7 +4,7 @@ use super::exact::{Rounds, SCALE, exact, hold};
 use super::{Case, data, identity, rounds, run, run_together, show};
 use crate::common::{all_or_one, all_or_turn, is_taken};
 use octavo_fixtures::some_of;
-use octavo_kernels::{Isa, KvType, KvTypes, Scores};
+use octavo_kernels::{Alibi, Isa, KvType, KvTypes, Scores};
 
 /// Lists windows (one position, about a page, within a span, across the ends of spans, more than
 /// all), caps, sinks, and all combined.
@@ -17,12 +17,24 @@ fn scores_and_sinks() -> Vec<(Scores, bool)> {
         causal: true,
         blocks: false,
         images: false,
+        alibi: None,
     };
     let in_chunks = |chunk| Scores {
         chunked: true,
         ..of(Some(chunk), None)
     };
+    // steep enough to matter beside scores, and of no power of two of heads
+    let falling = |scores| Scores {
+        alibi: Some(Alibi {
+            max_bias: 8.0,
+            heads: 6,
+            first: 1,
+        }),
+        ..scores
+    };
     vec![
+        (falling(of(None, None)), false),
+        (falling(of(Some(100), Some(5.0))), true),
         (in_chunks(17), false),
         (in_chunks(128), true),
         (in_chunks(1000), false),
@@ -132,7 +144,7 @@ fn windows_depend_on_no_neighbour_and_pages_before_them_are_not_read() {
     for isa in Isa::available() {
         for (i, (heads, heads_kv, head_dim, types)) in shapes().into_iter().enumerate() {
             let all = scores_and_sinks();
-            for k in some_of([i % all.len(), 1, 10, 13], i, 2) {
+            for k in some_of([i % all.len(), 1, 3, 12, 15], i, 2) {
                 let (scores, sinks) = all[k];
                 let c = Case {
                     isa,
@@ -183,6 +195,7 @@ fn windows_leave_pieces_out() {
                 causal: true,
                 blocks: false,
                 images: false,
+                alibi: None,
             };
             let c = Case {
                 isa,
@@ -303,6 +316,7 @@ fn every_position_is_seen() {
                     causal: false,
                     blocks,
                     images: false,
+                    alibi: None,
                 };
                 let c = Case {
                     isa,

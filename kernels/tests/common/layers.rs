@@ -110,6 +110,7 @@ impl Layers {
                     causal: true,
                     blocks: false,
                     images: false,
+                    alibi: None,
                 },
                 sinks: Some((0..self.d / head_dim).map(|h| 0.5 - h as f32).collect()),
             }

@@ -201,3 +201,114 @@ pub(crate) fn linear_attention(
     let exact = exact.into_iter().map(|exact| (exact, allowed)).collect();
     (Case { ops, widths, state }, Exact(exact))
 }
+
+/// Creates a selective scan of random numbers: steps and rates that leave between nothing and
+/// almost all of the state. A number of the state takes three roundings a token and those of an
+/// exponential, and a result as many as numbers.
+pub(crate) fn selective_scan(
+    rng: &mut Rng,
+    (n, width, size): (usize, usize, usize),
+) -> (Case, Exact) {
+    let [x, steps, b, c] =
+        [width, width, size, size].map(|width| Rows::new(width, rng.floats(n * width)));
+    let steps = Rows::new(width, steps.values.iter().map(|x| x.abs()).collect());
+    let rates = rng.floats(size * width);
+    let a: Vec<f32> = rates.iter().map(|x| -3.0 * x.abs()).collect();
+    let mut exact = vec![(0.0, 0.0); n * width];
+    for at in 0..width {
+        let (mut h, mut most) = (vec![0.0; size], vec![0.0; size]);
+        for t in 0..n {
+            let step = steps.at(t, at);
+            let (mut sum, mut largest) = (0.0, 0.0);
+            for j in 0..size {
+                let decay = (step * f64::from(a[j * width + at])).exp();
+                let change = step * x.at(t, at) * b.at(t, j);
+                h[j] = decay * h[j] + change;
+                most[j] = decay * most[j] + change.abs();
+                sum += h[j] * c.at(t, j);
+                largest += most[j] * c.at(t, j).abs();
+            }
+            let roundings = 8.0 * (t + 2) as f64 + size as f64;
+            exact[t * width + at] = (sum, largest * U * roundings);
+        }
+    }
+    let inputs = [x, steps, b, c];
+    let tables = inputs.iter().enumerate();
+    let mut ops: Vec<Instruction> = tables
+        .map(|(slot, rows)| embed(n, rows.width, &rows.values, slot))
+        .collect();
+    let op = Op::SelectiveScan {
+        x: 0,
+        steps: 1,
+        b: 2,
+        c: 3,
+        a: a.into(),
+        state: 0,
+    };
+    ops.push(op.to(4));
+    let case = Case {
+        ops,
+        widths: vec![width, width, size, size, width],
+        state: matrix_state(1, size, width).expect("a small state"),
+    };
+    (case, Exact(exact))
+}
+
+/// Creates a time mixing of RWKV 7 of random numbers: keys to remove of length 1, to replace along
+/// these, as trained models have them, and decays from 0.55 on. There are as many keys as heads.
+pub(crate) fn wkv7(rng: &mut Rng, s: Sizes) -> (Case, Exact) {
+    let keys = s.heads * s.key_dim;
+    let [r, k, removed, rates] = [0; 4].map(|_| Rows::new(keys, rng.floats(s.n * keys)));
+    let values = s.heads * s.value_dim;
+    let v = Rows::new(values, rng.floats(s.n * values));
+    let decay = rng.floats(s.n * keys);
+    let decay = decay.iter().map(|x| 0.55 + 0.45 * x.abs()).collect();
+    let decay = Rows::new(keys, decay);
+    let unit = removed.values.chunks(s.key_dim).flat_map(|head| {
+        let length = head.iter().map(|x| x * x).sum::<f32>().sqrt();
+        head.iter().map(move |x| x / length)
+    });
+    let removed = Rows::new(keys, unit.collect());
+    let pairs = removed.values.iter().zip(&rates.values);
+    let replaced = Rows::new(keys, pairs.map(|(x, rate)| x * rate.abs()).collect());
+    let mut exact = vec![0.0; s.n * values];
+    let mut largest = 0f64;
+    for (head, i) in (0..s.heads).flat_map(|h| (0..s.value_dim).map(move |i| (h, i))) {
+        let mut row = vec![0.0; s.key_dim];
+        for t in 0..s.n {
+            let of = |x: &Rows, j: usize| x.at(t, head * s.key_dim + j);
+            let held: f64 = (0..s.key_dim).map(|j| row[j] * of(&removed, j)).sum();
+            let at = head * s.value_dim + i;
+            for (j, m) in row.iter_mut().enumerate() {
+                let lost = held * of(&replaced, j);
+                *m = *m * of(&decay, j) - lost + v.at(t, at) * of(&k, j);
+                largest = largest.max(m.abs());
+                exact[t * values + at] += *m * of(&r, j);
+            }
+        }
+    }
+    // a matrix is multiplied by one of norm 1 at most, and changed in some roundings for each key
+    let roundings = (8.0 + 4.0 * s.key_dim as f64) * (s.n + 1) as f64;
+    let allowed = largest * U * roundings * (s.key_dim as f64).sqrt();
+    let inputs = [r, decay, k, v, removed, replaced];
+    let tables = inputs.iter().enumerate();
+    let mut ops: Vec<Instruction> = tables
+        .map(|(slot, rows)| embed(s.n, rows.width, &rows.values, slot))
+        .collect();
+    let op = Op::Wkv7 {
+        r: 0,
+        decay: 1,
+        k: 2,
+        v: 3,
+        removed: 4,
+        replaced: 5,
+        key_dim: s.key_dim,
+        state: 0,
+    };
+    ops.push(op.to(6));
+    let mut widths: Vec<usize> = inputs.iter().map(|rows| rows.width).collect();
+    widths.push(values);
+    let state = matrix_state(s.heads, s.key_dim, s.value_dim).expect("a small state");
+    let exact = exact.into_iter().map(|exact| (exact, allowed)).collect();
+    (Case { ops, widths, state }, Exact(exact))
+}

@@ -246,6 +246,7 @@ impl Scene {
             integers: Ptr::NULL,
             tiles: Ptr::NULL,
             sinks,
+            slopes: Ptr::NULL,
             firsts: Ptr::NULL,
             ends: bench.integers(&ends),
             paging: Paging {

@@ -237,6 +237,7 @@ fn attention_leaves_integers() {
         integers: Ptr::NULL,
         tiles: Ptr::NULL,
         sinks: bench.floats(&[0.25, -1.0, 2.0]),
+        slopes: Ptr::NULL,
         firsts: Ptr::NULL,
         ends: bench.integers(&ENDS),
         paging,

@@ -8,7 +8,9 @@ use octavo_kernels::cuda::{Device, Error, Executor, Limits, MAX_RETAINED, Setup}
 use octavo_kernels::{KeyHeads, KvShape, Phase, StateUse, StateWrite, Step, StepSequence};
 
 use super::{Bench, device};
-use crate::common::recurrent::{Case, Exact, Sizes, convolution, linear_attention};
+use crate::common::recurrent::{
+    Case, Exact, Sizes, convolution, linear_attention, selective_scan, wkv7,
+};
 use crate::common::{KV, Rng};
 
 const CACHE: KvShape = KvShape { head_dim: 8, ..KV };
@@ -265,8 +267,44 @@ fn linear_attention_is_its_formula() {
     }
 }
 
+#[test]
+fn selective_scans_are_their_formula() {
+    let mut rng = Rng(46);
+    for shape in [
+        (9, 16, 16),
+        (7, 40, 8),
+        (20, 130, 16),
+        (5, 5, 3),
+        (6, 33, 64),
+    ] {
+        let (case, exact) = selective_scan(&mut rng, shape);
+        check_in_any_steps(&case, &exact, shape.0, &format!("{shape:?}"));
+    }
+}
+
+#[test]
+fn time_mixing_is_its_formula() {
+    let mut rng = Rng(47);
+    let sizes = |n, heads, key_dim, value_dim| Sizes {
+        n,
+        heads,
+        keys: heads,
+        key_dim,
+        value_dim,
+    };
+    for s in [
+        sizes(9, 2, 64, 64),
+        sizes(7, 3, 16, 16),
+        sizes(20, 1, 33, 20),
+        sizes(5, 2, 7, 72),
+    ] {
+        let (case, exact) = wkv7(&mut rng, s);
+        check_in_any_steps(&case, &exact, s.n, &format!("{s:?}"));
+    }
+}
+
 /// Returns a program of each kind for `n` tokens.
-fn one_of_each(n: usize) -> [Case; 2] {
+fn one_of_each(n: usize) -> [Case; 4] {
     let mut rng = Rng(43);
     let s = Sizes {
         n,
@@ -278,6 +316,8 @@ fn one_of_each(n: usize) -> [Case; 2] {
     [
         convolution(&mut rng, (n, 70, 4)).0,
         linear_attention(&mut rng, s, KeyHeads::Tiled, (true, false)).0,
+        selective_scan(&mut rng, (n, 70, 16)).0,
+        wkv7(&mut rng, s).0,
     ]
 }
 
@@ -403,7 +443,7 @@ fn complaint(texts: &mut Texts, part: &SequencePart<'_>) -> String {
 #[test]
 fn states_beyond_what_there_is_are_refused() {
     let n = 9;
-    let [case, _] = one_of_each(n);
+    let [case, ..] = one_of_each(n);
     let Some(mut texts) = Texts::new(&case, false, 0) else {
         return;
     };
@@ -448,5 +488,14 @@ fn needs_are_known_before() {
     let refused = needs(&case, 12).expect_err("no kernel");
     assert!(matches!(refused, Error::KeyDim(257, false)), "{refused}");
     let says = "linear attention with keys of 257 values: expected at most 256, on a GPU";
+    assert_eq!(refused.to_string(), says);
+
+    let (case, _) = selective_scan(&mut rng, (4, 16, 65));
+    let refused = needs(&case, 12).expect_err("no kernel");
+    let says = "selective scan with 65 numbers of a value: expected at most 64, on a GPU";
+    assert_eq!(refused.to_string(), says);
+    let (case, _) = wkv7(&mut rng, s);
+    let refused = needs(&case, 12).expect_err("no kernel");
+    let says = "time mixing with 257 numbers of a value: expected at most 64, on a GPU";
     assert_eq!(refused.to_string(), says);
 }

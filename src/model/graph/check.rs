@@ -86,16 +86,16 @@ impl Check<'_> {
     /// Checks that each layer's cache is written once, before it is read, and that each part of the
     /// state belongs to one node.
     fn see_cache(&mut self, node: usize, op: &Op) -> Result<(), GraphError> {
+        if let Some(state) = op.state() {
+            let before = std::mem::replace(&mut self.seen[state], true);
+            return match before {
+                false => Ok(()),
+                true => Err(GraphError::State { node, state }),
+            };
+        }
         let (cache, written) = match *op {
             Op::KvWrite { cache, .. } => (cache, false),
             Op::Attention { cache, .. } => (cache, true),
-            Op::CausalConv { state, .. } | Op::LinearAttention { state, .. } => {
-                let before = std::mem::replace(&mut self.seen[state], true);
-                return match before {
-                    false => Ok(()),
-                    true => Err(GraphError::State { node, state }),
-                };
-            }
             _ => return Ok(()),
         };
         let cached = &mut self.cached[cache.group][cache.layer];

@@ -35,6 +35,8 @@ pub(super) fn name(op: &Op) -> &'static str {
         Op::Concat { .. } => "concat",
         Op::CausalConv { .. } => "causal_conv",
         Op::LinearAttention { .. } => "linear_attention",
+        Op::SelectiveScan { .. } => "selective_scan",
+        Op::Wkv7 { .. } => "wkv7",
         Op::Softmax { .. } => "softmax",
         Op::TopK { .. } => "top_k",
         Op::Gather { .. } => "gather",
@@ -60,6 +62,7 @@ fn function_name(f: Function) -> &'static str {
         Function::Silu => "silu",
         Function::Softplus => "softplus",
         Function::Exp => "exp",
+        Function::Xielu(_) => "xielu",
     }
 }
 
@@ -109,6 +112,7 @@ impl Reader<'_> {
             Op::ExpertMatMul { w, experts, .. } => vec![self.matrix(w, experts)],
             Op::Rope { rope, .. } => self.divisors(rope),
             Op::CausalConv { x, weight, .. } => vec![self.vector(weight, self.width(x))],
+            Op::SelectiveScan { x, a, .. } => vec![self.vector(a, self.width(x))],
             Op::ExpertBias { x, bias, ids } => {
                 let each = self.width(x) / self.width(ids);
                 vec![self.vector(bias, each)]
@@ -178,6 +182,12 @@ impl Reader<'_> {
                 Function::SoftCap(cap) => vec![number("cap", cap)],
                 Function::Scale(factor) => vec![number("factor", factor)],
                 Function::Clamp(low, high) => vec![number("low", low), number("high", high)],
+                Function::Xielu(by) => vec![
+                    number("positive", by.positive),
+                    number("negative", by.negative),
+                    number("linear", by.linear),
+                    number("least", by.least),
+                ],
                 Function::Gelu
                 | Function::SquaredRelu
                 | Function::Sigmoid
@@ -210,6 +220,11 @@ impl Reader<'_> {
                 vec![count("tokens", len / self.width(x))]
             }
             Op::LinearAttention { how, q, rate, .. } => self.linear_attention(how, q, rate),
+            Op::SelectiveScan { b, .. } => vec![count("state", self.width(b))],
+            Op::Wkv7 { r, key_dim, .. } => vec![
+                count("heads", self.width(r) / key_dim),
+                count("key_dim", key_dim),
+            ],
             Op::TopK { n, groups, .. } => {
                 let groups = groups.map(|g| [count("groups", g.count), count("used", g.used)]);
                 let groups = groups.into_iter().flatten();
@@ -283,6 +298,7 @@ impl Reader<'_> {
         if scores.chunked {
             all.push(flag("chunked", true));
         }
+        all.extend(scores.alibi.map(|alibi| number("alibi", alibi.max_bias)));
         all.push(flag("causal", scores.causal));
         if scores.blocks {
             all.push(flag("blocks", true));

@@ -86,6 +86,19 @@ impl Parts<'_> {
                 self.divide(&[v, out], heads);
                 self.divide_by(&[q, k], how.key_dim);
             }
+            Op::Wkv7 {
+                r,
+                decay,
+                k,
+                v,
+                removed,
+                replaced,
+                key_dim,
+                ..
+            } => {
+                let heads = self.width(r) / key_dim;
+                self.divide(&[r, decay, k, v, removed, replaced, out], heads);
+            }
             Op::Slice { x, each, width, .. } => {
                 self.divide_by(&[x], each);
                 self.divide_by(&[out], width);

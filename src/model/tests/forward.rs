@@ -53,11 +53,13 @@ impl Run<'_> {
             let mut out = Vec::new();
             for i in 0..h.n_head {
                 let q = head(row, i);
-                let score = |k: &Vec<f64>| {
+                let score = |(p, k): (usize, &Vec<f64>)| {
                     let products = q.iter().zip(head(k, i / group)).map(|(a, b)| a * b);
                     let score = products.sum::<f64>() * f64::from(scores.scale);
                     let capped = |cap: f64| cap * (score / cap).tanh();
-                    scores.cap.map_or(score, |cap| capped(cap.into()))
+                    let score = scores.cap.map_or(score, |cap| capped(cap.into()));
+                    let slope = scores.alibi.map_or(0.0, |alibi| alibi.slope(i));
+                    score - f64::from(slope) * t.abs_diff(p) as f64
                 };
                 let seen = match (scores.window, scores.causal) {
                     (None, true) => 0..t + 1,
@@ -66,7 +68,8 @@ impl Run<'_> {
                     (None, false) => 0..k.len(),
                     (Some(w), false) => t.saturating_sub(w / 2)..k.len().min(t + 1 + w / 2),
                 };
-                let scores: Vec<f64> = k[seen.clone()].iter().map(score).collect();
+                let keys = seen.clone().zip(&k[seen.clone()]);
+                let scores: Vec<f64> = keys.map(score).collect();
                 let sink = sinks.map(|sinks| f64::from(sinks[i]));
                 let max = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
@@ -198,6 +201,22 @@ impl Run<'_> {
                 how,
                 ..
             } => ops::linear_attention([q, k, v, decay, rate].map(|x| self.value(x)), how),
+            Op::SelectiveScan {
+                x, steps, b, c, a, ..
+            } => ops::selective_scan([x, steps, b, c].map(|x| self.value(x)), vector(a)),
+            Op::Wkv7 {
+                r,
+                decay,
+                k,
+                v,
+                removed,
+                replaced,
+                key_dim,
+                ..
+            } => {
+                let inputs = [r, decay, k, v, removed, replaced];
+                ops::wkv7(inputs.map(|x| self.value(x)), key_dim)
+            }
             Op::Softmax { x } => self.rows(x, ops::softmax),
             Op::TopK { x, n, groups } => self.rows(x, |row| ops::top_k(row, n, groups)),
             Op::Gather { x, ids } => self.both(x, ids, ops::gather),

@@ -18,8 +18,8 @@ mod visible_range;
 pub use crate::kv_layout::{MAX_HEAD_DIM, PAGE};
 use crate::prefetch::Prefetch;
 use crate::simd::Simd;
-pub use softmax::last_factors;
-use softmax::{largest_score, weights, weights_below};
+pub use softmax::{Slope, last_factors};
+use softmax::{fall, largest_score, weights, weights_below};
 use stored::row_bytes;
 #[cfg(test)]
 pub use stored::tests;
@@ -40,6 +40,8 @@ pub struct QueryRows<'a> {
     pub visible: &'a [VisibleRange],
     /// See `Scores::cap`.
     pub cap: Option<f32>,
+    /// Distances that lower the scores of each row; none, if empty.
+    pub slopes: &'a [Slope],
     /// First position of the run; a multiple of [`SPAN_POSITIONS`].
     pub first: usize,
     /// Room for the scores of a span, `[rows][SPAN_POSITIONS]`.
@@ -419,7 +421,11 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
                 p[span.first..span.end].fill(0.0);
                 continue;
             }
-            *correction = weights::<S>(p, a.cap, visible, span.end, &mut a.state[row + r]);
+            let mut cap = a.cap;
+            if let Some(slope) = a.slopes.get(row + r) {
+                fall::<S>(p, cap.take(), visible, *slope, at);
+            }
+            *correction = weights::<S>(p, cap, visible, span.end, &mut a.state[row + r]);
         }
     }
     corrections

@@ -1,6 +1,6 @@
 //! Norms and activations over rows.
 
-use crate::function::Function;
+use crate::function::{Function, Xielu};
 use crate::simd::{Simd, exp, exp_less_one};
 
 /// `y = x / sqrt(mean(x^2) + eps) * weight`, over `n` values.
@@ -318,7 +318,25 @@ unsafe fn function<S: Simd>(f: Function, x: S::F) -> S::F {
             Function::Silu => over_one_and_exp::<S>(x, S::sub(S::zero(), x)),
             Function::Softplus => softplus::<S>(x),
             Function::Exp => exp::<S>(x),
+            Function::Xielu(by) => xielu::<S>(&by, x),
         }
+    }
+}
+
+/// See [`Xielu`], one vector. There is no comparison: `is_above` is 1 above 0 and otherwise 0, and
+/// only between the smallest normal numbers and 0 something between.
+#[inline(always)]
+unsafe fn xielu<S: Simd>(by: &Xielu, x: S::F) -> S::F {
+    // SAFETY: no pointers; the instruction set is the caller's promise.
+    unsafe {
+        let (above, below) = (S::max(S::zero(), x), S::min(S::zero(), x));
+        let scaled = S::mul(S::set1(f32::MAX), x);
+        let is_above = S::max(S::zero(), S::min(S::set1(1.0), scaled));
+        let curve = S::sub(exp_less_one::<S>(S::min(S::set1(by.least), below)), below);
+        let curve = S::mul(curve, S::sub(S::set1(1.0), is_above));
+        let square = S::mul(S::mul(S::set1(by.positive), above), above);
+        let curved = S::fma(S::set1(by.negative), curve, square);
+        S::fma(S::set1(by.linear), x, curved)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Recurrent state updates: short convolutions, and matrices that are written to and read from.
 //! Each value has one fixed order of sums, so that any cut into steps gives the same bits.
 
-use crate::simd::Simd;
+use crate::simd::{Simd, exp};
 
 /// Values of a head that are adjacent in the state of linear attention, which is
 /// `[head][values / 16][key_dim][16]`.
@@ -248,6 +248,125 @@ unsafe fn token<S: Simd, const RECALL: bool, const BY_KEY: bool>(
         let result = S::mul(S::set1(a.scale), total::<S>(sums));
         put::<S>(result, a.y.0.add(t * a.y.1 + first), lanes);
         total::<S>(next)
+    }
+}
+
+/// `STATE_LANES` neighbouring values, or fewer, of some tokens of a sequence; see
+/// `Op::SelectiveScan`.
+pub struct ScanLanes {
+    /// The first token's values, and the stride between tokens in floats.
+    pub x: (*const f32, usize),
+    pub steps: (*const f32, usize),
+    pub b: (*const f32, usize),
+    pub c: (*const f32, usize),
+    /// The values' rates at the first number of the state, and the stride to those at the next.
+    pub a: (*const f32, usize),
+    pub y: (*mut f32, usize),
+    pub tokens: usize,
+    /// Numbers of the state of a value.
+    pub size: usize,
+    /// Values, at most [`STATE_LANES`].
+    pub lanes: usize,
+    /// `[size][STATE_LANES]`: the state before these tokens, then the state after them.
+    pub state: *mut f32,
+}
+
+/// See `Op::SelectiveScan`.
+///
+/// # Safety
+/// The fields' addresses hold what they say; `y` and `state` overlap none of the others.
+#[inline(always)]
+pub unsafe fn selective_scan<S: Simd>(s: &ScanLanes) {
+    for first in (0..s.lanes).step_by(S::R) {
+        let lanes = S::R.min(s.lanes - first);
+        for t in 0..s.tokens {
+            // SAFETY: all indices are of tokens, numbers and lanes that exist.
+            unsafe {
+                let step = some::<S>(s.steps.0.add(t * s.steps.1 + first), lanes);
+                let x = some::<S>(s.x.0.add(t * s.x.1 + first), lanes);
+                let change = S::mul(step, x);
+                let (b, c) = (s.b.0.add(t * s.b.1), s.c.0.add(t * s.c.1));
+                let mut sums = [S::zero(); SUMS];
+                by_sums(
+                    s.size,
+                    #[inline(always)]
+                    |j, i| {
+                        let at = s.state.add(j * STATE_LANES + first);
+                        let rate = some::<S>(s.a.0.add(j * s.a.1 + first), lanes);
+                        let faded = S::mul(exp::<S>(S::mul(step, rate)), S::load(at));
+                        let h = S::fma(change, S::set1(b.add(j).read()), faded);
+                        S::store(at, h);
+                        sums[i] = S::fma(h, S::set1(c.add(j).read()), sums[i]);
+                    },
+                );
+                put::<S>(total::<S>(sums), s.y.0.add(t * s.y.1 + first), lanes);
+            }
+        }
+    }
+}
+
+/// `STATE_LANES` neighbouring values of a head, or fewer, of some tokens of a sequence; see
+/// `Op::Wkv7`.
+pub struct WkvLanes {
+    /// The first token's, and the stride between tokens in floats.
+    pub r: (*const f32, usize),
+    pub decay: (*const f32, usize),
+    pub k: (*const f32, usize),
+    pub v: (*const f32, usize),
+    pub removed: (*const f32, usize),
+    pub replaced: (*const f32, usize),
+    pub y: (*mut f32, usize),
+    pub tokens: usize,
+    pub key_dim: usize,
+    /// Values, at most [`STATE_LANES`].
+    pub lanes: usize,
+    /// `[key_dim][STATE_LANES]`: the state before these tokens, then the state after them.
+    pub state: *mut f32,
+}
+
+/// See `Op::Wkv7`.
+///
+/// # Safety
+/// The fields' addresses hold what they say; `y` and `state` overlap none of the others.
+#[inline(always)]
+pub unsafe fn wkv7<S: Simd>(w: &WkvLanes) {
+    for first in (0..w.lanes).step_by(S::R) {
+        let lanes = S::R.min(w.lanes - first);
+        for t in 0..w.tokens {
+            // SAFETY: all indices are of tokens, keys and lanes that exist.
+            unsafe {
+                let row = |(from, stride): (*const f32, usize)| from.add(t * stride);
+                let (r, decay, k) = (row(w.r), row(w.decay), row(w.k));
+                let (removed, replaced) = (row(w.removed), row(w.replaced));
+                let v = some::<S>(row(w.v).add(first), lanes);
+                let state = w.state.add(first);
+                let mut held = [S::zero(); SUMS];
+                by_sums(
+                    w.key_dim,
+                    #[inline(always)]
+                    |j, i| {
+                        let m = S::load(state.add(j * STATE_LANES));
+                        held[i] = S::fma(m, S::set1(removed.add(j).read()), held[i]);
+                    },
+                );
+                let held = total::<S>(held);
+                let mut sums = [S::zero(); SUMS];
+                by_sums(
+                    w.key_dim,
+                    #[inline(always)]
+                    |j, i| {
+                        let at = state.add(j * STATE_LANES);
+                        let faded = S::mul(S::set1(decay.add(j).read()), S::load(at));
+                        let lost = S::mul(held, S::set1(replaced.add(j).read()));
+                        let kept = S::sub(faded, lost);
+                        let m = S::fma(v, S::set1(k.add(j).read()), kept);
+                        S::store(at, m);
+                        sums[i] = S::fma(m, S::set1(r.add(j).read()), sums[i]);
+                    },
+                );
+                put::<S>(total::<S>(sums), w.y.0.add(t * w.y.1 + first), lanes);
+            }
+        }
     }
 }
 

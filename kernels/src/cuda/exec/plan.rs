@@ -15,7 +15,7 @@ use super::record::Record;
 use super::widest::{Widest, gathered_floats};
 use crate::cuda::pack::{Layout, is_packed};
 use crate::cuda::{Error, FORMATS, launch};
-use crate::op::{Op, scale_at};
+use crate::op::{Op, Scores, scale_at};
 use crate::program::{Program, ProgramOp};
 use crate::rope::Rope;
 use crate::weight_bytes::WeightBytes;
@@ -328,6 +328,17 @@ fn check(program: &Program) -> Result<(), Error> {
         {
             return Err(Error::KeyDim(how.key_dim, how.decay_by_key));
         }
+        let (what, most, got) = match instruction.op {
+            Op::SelectiveScan { b, .. } => {
+                let size = program.slots[b].width;
+                ("selective scan", launch::MAX_SCAN_SIZE, size)
+            }
+            Op::Wkv7 { key_dim, .. } => ("time mixing", launch::MAX_WKV_KEYS, key_dim),
+            _ => continue,
+        };
+        if got > most {
+            return Err(Error::StateSize { what, most, got });
+        }
     }
     Ok(())
 }
@@ -355,6 +366,19 @@ pub(super) fn vector_of(op: &ProgramOp, positions: usize) -> Option<Cow<'_, [f32
     if let Op::ScaleByPosition { .. } = op {
         let factors = (0..positions).map(|position| scale_at(op, position));
         return Some(factors.collect());
+    }
+    if let Op::Attention {
+        scores: Scores {
+            alibi: Some(alibi), ..
+        },
+        sinks,
+        ..
+    } = op
+    {
+        // slopes follow the sinks, if there are any
+        let slopes = (0..alibi.heads).map(|head| alibi.slope(head));
+        let sinks = sinks.iter().flat_map(|sinks| sinks.iter().copied());
+        return Some(sinks.chain(slopes).collect());
     }
     op.vector().map(|values| Cow::Borrowed(&values[..]))
 }

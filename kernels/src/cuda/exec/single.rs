@@ -10,8 +10,8 @@ use crate::cuda::params::{
     Rope, ScaleByPosition, Select, Slice,
 };
 use crate::cuda::{Launch, Ptr, launch};
-use crate::op::{CacheLayer, Op, Recurrence, Scores};
-use crate::program::{Attend, Recurrent, Slot};
+use crate::op::{CacheLayer, Op, Scores};
+use crate::program::{Attend, Recurrent, Scan, Slot, Wkv7};
 use octavo_simd::function::Function;
 
 /// Number of later positions that a row attends to if unlimited; kernels add it to a position.
@@ -73,15 +73,13 @@ impl LaunchContext<'_> {
                 ref weight,
                 state,
             } => self.causal_conv(at, x, weight.len(), state, result()),
-            Op::LinearAttention {
-                q,
-                k,
-                v,
-                decay,
-                rate,
-                how,
-                state,
-            } => self.recurrent([q, k, v, decay, rate], how, state, result()),
+            Op::LinearAttention { .. } => {
+                self.linear_attention(&Recurrent::of(&instruction.op, result()))
+            }
+            Op::SelectiveScan { .. } => {
+                self.selective_scan(at, &Scan::of(&instruction.op, result()))
+            }
+            Op::Wkv7 { .. } => self.wkv7(&Wkv7::of(&instruction.op, result())),
             Op::ExpertMatMul { x, w, ids, .. } => {
                 return self.expert_product(x, w, ids, result(), list);
             }
@@ -112,20 +110,6 @@ impl LaunchContext<'_> {
             out: self.program.ops[at].result(),
         };
         list.launches.extend(self.attention(at, &attend, None));
-    }
-
-    fn recurrent(&self, inputs: [Slot; 5], how: Recurrence, state: usize, out: Slot) -> Launch {
-        let [q, k, v, decay, rate] = inputs;
-        self.linear_attention(&Recurrent {
-            q,
-            k,
-            v,
-            decay,
-            rate,
-            how,
-            state,
-            out,
-        })
     }
 
     /// Looks up token embeddings, then replaces those with embedding inputs, where a step may have
@@ -331,6 +315,7 @@ impl LaunchContext<'_> {
         let kv = self.program.cache(cache);
         let heads = self.width(q) / kv.head_dim;
         let (pages_k, pages_v) = self.pages(cache);
+        let [sinks, slopes] = self.vectors_of_heads(at, scores, heads);
         let all = Attention {
             q: self.slot(q),
             pages_k,
@@ -340,11 +325,8 @@ impl LaunchContext<'_> {
             out: self.slot(out),
             integers: integers.unwrap_or(Ptr::NULL),
             tiles: self.record.tiles,
-            sinks: self
-                .plan
-                .vectors
-                .get(&at)
-                .map_or(Ptr::NULL, |sinks| self.at(*sinks)),
+            sinks,
+            slopes,
             firsts: match scores.blocks {
                 true => self.record.blocks,
                 false => Ptr::NULL,
@@ -373,7 +355,8 @@ impl LaunchContext<'_> {
             chunked: scores.chunked.into(),
         };
         let ty = kernels_of(kv);
-        if !self.shape.generated && launch::takes_prompt(ty, kv.head_dim, heads / kv.n_head_kv) {
+        let takes_prompt = launch::takes_prompt(ty, kv.head_dim, heads / kv.n_head_kv);
+        if !self.shape.generated && takes_prompt && scores.alibi.is_none() {
             return vec![launch::attend_prompt(
                 ty,
                 kv.head_dim,
@@ -388,6 +371,21 @@ impl LaunchContext<'_> {
                 launch::attend(ty, kv.head_dim, &self.some_rows(&all, first, q), splits)
             })
             .collect()
+    }
+
+    /// Returns the sinks and the slopes of attention's heads, operation `at`: null where there are
+    /// none.
+    fn vectors_of_heads(&self, at: usize, scores: Scores, heads: usize) -> [Ptr; 2] {
+        let vector = self.plan.vectors.get(&at).map(|vector| self.at(*vector));
+        let has_sinks =
+            matches!(self.program.ops[at].op, Op::Attention { ref sinks, .. } if sinks.is_some());
+        let before = if has_sinks { 4 * heads as u64 } else { 0 };
+        let slopes = vector.filter(|_| scores.alibi.is_some());
+        let sinks = vector.filter(|_| has_sinks);
+        [
+            sinks.unwrap_or(Ptr::NULL),
+            slopes.map_or(Ptr::NULL, |all| all.offset(before)),
+        ]
     }
 
     /// Restricts attention to up to [`ATTEND_ROWS`] rows from `first` on.

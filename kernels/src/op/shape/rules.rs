@@ -197,6 +197,45 @@ pub(super) fn linear_attention(
     of_all(v)
 }
 
+/// Checks that values, their steps and their rates `a`, of which there are this many, fit rows of
+/// `b` and `c`, and a state of this many values.
+pub(super) fn selective_scan(
+    [x, steps, b, c]: [ValueShape; 4],
+    rates: usize,
+    state_values: usize,
+) -> Result<ValueShape, ShapeError> {
+    same("steps", x.width, steps.width)?;
+    some("values of a row", b.width)?;
+    same("values read", b.width, c.width)?;
+    same("rates", x.width.saturating_mul(b.width), rates)?;
+    let state = matrix_state(1, b.width, x.width).unwrap_or(usize::MAX);
+    same("values of the state", state, state_values)?;
+    for other in [steps, b, c] {
+        same_rows(x, other)?;
+    }
+    of_all(x)
+}
+
+/// Checks that the values `v` fit the other inputs, of `key_dim` values for each head, and a state
+/// of this many values.
+pub(super) fn wkv7(
+    v: ValueShape,
+    inputs: [ValueShape; 5],
+    key_dim: usize,
+    state_values: usize,
+) -> Result<ValueShape, ShapeError> {
+    whole("keys", key_dim, inputs[0].width)?;
+    let heads = inputs[0].width / key_dim;
+    whole("heads of values", heads, v.width)?;
+    for other in inputs {
+        same("keys", heads * key_dim, other.width)?;
+        same_rows(v, other)?;
+    }
+    let state = matrix_state(heads, key_dim, v.width / heads).unwrap_or(usize::MAX);
+    same("values of the state", state, state_values)?;
+    of_all(v)
+}
+
 /// Shape of rows of values that are compared with each other.
 pub(super) fn distribution(x: ValueShape) -> Result<ValueShape, ShapeError> {
     some("values of a row", x.width)?;

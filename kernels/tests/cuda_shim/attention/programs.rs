@@ -1,6 +1,7 @@
 //! Parameters that an executor passes to the attention kernels.
 
 use super::*;
+use octavo_kernels::Alibi;
 use octavo_kernels::cuda::Device;
 
 /// Returns attention of four heads and a product that reads it, so that decode attention writes
@@ -104,7 +105,15 @@ impl Both {
 fn programs_take_windows_caps_and_sinks() {
     let [alone, in_blocks, in_images] = [(false, false), (true, false), (false, true)];
     let (moving, in_chunks) = (false, true);
-    for ((window, chunked), cap, sinks, causal, (blocks, images)) in [
+    let falling = Some(Alibi {
+        max_bias: 8.0,
+        heads: 6,
+        first: 1,
+    });
+    for (i, ((window, chunked), cap, sinks, causal, (blocks, images))) in [
+        ((None, moving), None, false, true, alone),
+        ((Some(20), moving), Some(0.5), true, true, alone),
+        ((None, moving), None, false, false, alone),
         ((None, moving), None, false, true, alone),
         ((Some(5), moving), None, false, true, alone),
         ((None, moving), Some(0.5), false, true, alone),
@@ -117,7 +126,10 @@ fn programs_take_windows_caps_and_sinks() {
         ((None, moving), None, false, false, in_blocks),
         ((None, moving), None, false, true, in_images),
         ((Some(5), moving), None, false, true, in_images),
-    ] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let Some(bench) = device() else {
             return;
         };
@@ -129,6 +141,7 @@ fn programs_take_windows_caps_and_sinks() {
             causal,
             blocks,
             images,
+            alibi: falling.filter(|_| i < 3),
         };
         let mut both = Both::new(bench, scores, sinks);
         let prompt = if causal { 50 } else { TOKENS };

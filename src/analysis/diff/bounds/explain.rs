@@ -57,6 +57,17 @@ impl Bounds<'_> {
                 how,
                 ..
             } => self.linear_attention([q, k, v, decay, rate], how),
+            Op::SelectiveScan { x, steps, b, c, .. } => self.selective_scan([x, steps, b, c]),
+            Op::Wkv7 {
+                r,
+                decay,
+                k,
+                v,
+                removed,
+                replaced,
+                key_dim,
+                ..
+            } => self.wkv7([r, decay, k, v, removed, replaced], key_dim),
             Op::Slice { x, each, width, .. } => rules::slice(n, self.of(x), each, width),
             Op::SelectRows { x } | Op::AllGather { x, .. } => rules::same(n, self.of(x)),
             Op::LoraDown { .. } | Op::LoraUp { .. } => unreachable!("backends add these"),
@@ -194,7 +205,6 @@ impl Bounds<'_> {
     /// rates, and of the decayed state.
     fn linear_attention(&self, inputs: [ValueId; 5], how: Recurrence) -> ErrorBound {
         let [q, k, v, decay, rate] = inputs.map(|value| &self.stats[value.index()]);
-        let relative = |of: &Stats, r: usize| of.error[r] / of.size[r].max(f64::MIN_POSITIVE);
         let (mut written, mut left, mut size) = (0.0f64, 0.0f64, 0.0f64);
         let mut bound = ErrorBound::default();
         for r in 0..self.graph_inputs.n {
@@ -206,6 +216,49 @@ impl Bounds<'_> {
             let own = roundings * U;
             let sum = written + left + relative(q, r) + own;
             bound.error.push(size * sum);
+            bound.size.push(size);
+        }
+        bound
+    }
+
+    /// Explains a selective scan, whose state never grows by its decay: a relative change of a step
+    /// changes what is left of the state by no more than that fraction of 1 / e.
+    fn selective_scan(&self, inputs: [ValueId; 4]) -> ErrorBound {
+        let numbers = self.width(inputs[2]);
+        let [x, steps, b, c] = inputs.map(|value| &self.stats[value.index()]);
+        let (mut written, mut held) = (0.0f64, 0.0f64);
+        let mut bound = ErrorBound::default();
+        for r in 0..self.graph_inputs.n {
+            let now = relative(x, r) + 2.0 * relative(steps, r) + relative(b, r);
+            written = written.max(now);
+            // values are not all alike: see products of elements
+            held += 4.0 * x.size[r] * steps.size[r] * b.size[r];
+            let size = numbers * held * c.size[r];
+            let own = (8.0 + 4.0 * numbers.sqrt() + 4.0 * (r as f64).sqrt()) * U;
+            bound.error.push(size * (written + relative(c, r) + own));
+            bound.size.push(size);
+        }
+        bound
+    }
+
+    /// Explains the time mixing of RWKV 7, whose state is multiplied by a matrix of norm 1 at most:
+    /// relative errors of that matrix add up.
+    fn wkv7(&self, inputs: [ValueId; 6], key_dim: usize) -> ErrorBound {
+        let keys = key_dim as f64;
+        let inputs = inputs.map(|value| &self.stats[value.index()]);
+        let [read, decay, k, v, removed, replaced] = inputs;
+        let (mut written, mut held, mut left) = (0.0f64, 0.0f64, 0.0f64);
+        let mut bound = ErrorBound::default();
+        for r in 0..self.graph_inputs.n {
+            written = written.max(relative(v, r) + relative(k, r));
+            held += 4.0 * v.size[r] * k.size[r];
+            let exchanged =
+                removed.error[r] * replaced.size[r] + removed.size[r] * replaced.error[r];
+            left += decay.error[r] + keys * exchanged + (8.0 + 4.0 * keys.sqrt()) * U;
+            let size = keys * held * read.size[r];
+            bound
+                .error
+                .push(size * (written + left + relative(read, r)));
             bound.size.push(size);
         }
         bound
@@ -239,7 +292,11 @@ impl Bounds<'_> {
             let logit = scale * head_dim.sqrt() * (q.error[r] * k_size + q.size[r] * k_error);
             let largest = scale * head_dim * q.size[r] * k_size;
             let capped = scores.cap.map_or(0.0, |cap| largest.min(cap.into()));
-            let logit_own = 4.0 * U * largest + 16.0 * U * capped;
+            // the first slope is the largest
+            let fall = scores
+                .alibi
+                .map_or(0.0, |alibi| f64::from(alibi.slope(0)) * seen as f64);
+            let logit_own = 4.0 * U * (largest + fall) + 16.0 * U * capped;
             let error = v_error + (2.0 * (logit + logit_own) + own) * v_size;
             bound.error.push(error);
             bound.size.push(v_size);
@@ -286,4 +343,9 @@ impl Bounds<'_> {
             .map_or(a, |w| w.ty);
         if a == b { 0.0 } else { step(a).hypot(step(b)) }
     }
+}
+
+/// Returns the relative error of a row.
+fn relative(of: &Stats, r: usize) -> f64 {
+    of.error[r] / of.size[r].max(f64::MIN_POSITIVE)
 }

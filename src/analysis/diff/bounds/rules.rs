@@ -188,6 +188,14 @@ fn unary(f: Function, error: f64, size: f64) -> (f64, f64) {
             let part = error / size.max(f64::MIN_POSITIVE);
             (error.min(0.4 * part) + 16.0 * U, 1.0)
         }
+        // as the square where there is one: see above
+        Function::Xielu(by) => {
+            let [positive, negative, linear] =
+                [by.positive, by.negative, by.linear].map(|by| f64::from(by.abs()));
+            let value = linear * size + negative * size + 4.0 * positive * size * size;
+            let slope = linear + negative + 8.0 * positive * size;
+            (slope * error + 16.0 * U * value, value)
+        }
     }
 }
 

@@ -9,7 +9,7 @@
 
 use std::ops::Range;
 
-use octavo_kernels::{CacheLayer, Cut, Rope, Translate, ValueShape};
+use octavo_kernels::{Alibi, CacheLayer, Cut, Rope, Scores, Translate, ValueShape};
 use octavo_model::{
     CacheGroup, Graph, Network, Node, Op, Pieces, Tap, Tensors, ValueId, VecId, WeightId,
 };
@@ -277,7 +277,7 @@ impl Divider<'_> {
             ) => Op::Attention {
                 q: self.part(q, cut),
                 cache,
-                scores,
+                scores: self.scores_of_heads(scores, self.per_head(cut, cache)),
                 sinks: sinks.map(|sinks| self.some_of(sinks, self.per_head(cut, cache))),
             },
             (None, Op::KvWrite { k, v, cache }) => {
@@ -387,6 +387,15 @@ impl Divider<'_> {
             grain: cut.grain / head_dim,
             ..cut
         }
+    }
+
+    /// Returns how this rank's heads, of a row of heads that is cut, compute scores.
+    fn scores_of_heads(&self, scores: Scores, cut: Cut) -> Scores {
+        let alibi = scores.alibi.map(|alibi| Alibi {
+            first: alibi.first + self.mine(cut).start,
+            ..alibi
+        });
+        Scores { alibi, ..scores }
     }
 
     /// Adds this rank's rows of a matrix, or of each of several stacked ones.

@@ -1,7 +1,7 @@
 //! Reference ops, row by row.
 
 use super::Matrix;
-use octavo_kernels::{Activation, Function, Recurrence, TopGroups};
+use octavo_kernels::{Activation, Function, Recurrence, TopGroups, Xielu};
 use octavo_model::Op;
 use std::ops::Range;
 
@@ -54,7 +54,16 @@ pub(super) fn function(f: Function, x: f64) -> f64 {
         Function::Silu => x / (1.0 + (-x).exp()),
         Function::Softplus => x.exp().ln_1p(),
         Function::Exp => x.exp(),
+        Function::Xielu(by) => xielu(&by, x),
     }
+}
+
+fn xielu(by: &Xielu, x: f64) -> f64 {
+    let curve = match x > 0.0 {
+        true => f64::from(by.positive) * x * x,
+        false => f64::from(by.negative) * (x.min(by.least.into()).exp_m1() - x),
+    };
+    curve + f64::from(by.linear) * x
 }
 
 pub(super) fn scale_by_position(x: &Matrix, op: Op) -> Matrix {
@@ -167,6 +176,44 @@ pub(super) fn linear_attention([q, k, v, decay, rate]: [&Matrix; 5], how: Recurr
             let change = rate[t][head] * (v[t][at] - known);
             row.iter_mut().zip(k).for_each(|(m, k)| *m += change * k);
             out[t][at] = f64::from(how.scale) * dot(&row, q);
+        }
+    }
+    out
+}
+
+/// Computes a selective scan; `a` has a row for each value of `b`.
+pub(super) fn selective_scan([x, steps, b, c]: [&Matrix; 4], a: &[f32]) -> Matrix {
+    let (width, size) = (x[0].len(), b[0].len());
+    let mut out = vec![vec![0.0; width]; x.len()];
+    for at in 0..width {
+        let mut h = vec![0.0; size];
+        for t in 0..x.len() {
+            let step = steps[t][at];
+            for (j, h) in h.iter_mut().enumerate() {
+                let rate = f64::from(a[j * width + at]);
+                *h = (step * rate).exp() * *h + step * x[t][at] * b[t][j];
+                out[t][at] += *h * c[t][j];
+            }
+        }
+    }
+    out
+}
+
+/// Computes the time mixing of RWKV 7, with one row of state for each value of a head.
+pub(super) fn wkv7(inputs: [&Matrix; 6], key_dim: usize) -> Matrix {
+    let [r, decay, k, v, removed, replaced] = inputs;
+    let (heads, width) = (r[0].len() / key_dim, v[0].len());
+    let mut out = vec![vec![0.0; width]; v.len()];
+    for at in 0..width {
+        let first = at / (width / heads) * key_dim;
+        let mut row = vec![0.0; key_dim];
+        for t in 0..v.len() {
+            let of = |x: &Matrix, j: usize| x[t][first + j];
+            let held: f64 = (0..key_dim).map(|j| row[j] * of(removed, j)).sum();
+            for (j, m) in row.iter_mut().enumerate() {
+                *m = *m * of(decay, j) - held * of(replaced, j) + v[t][at] * of(k, j);
+                out[t][at] += *m * of(r, j);
+            }
         }
     }
     out

@@ -4,6 +4,15 @@ use super::VisibleRange;
 use crate::generic::elementwise::soft_cap;
 use crate::simd::{Simd, exp};
 
+/// Fall of a row's scores with the distance of keys, see `Scores::alibi`.
+#[derive(Clone, Copy)]
+pub struct Slope {
+    /// By each position.
+    pub slope: f32,
+    /// The row's own position.
+    pub position: usize,
+}
+
 /// Turns the scores of a row into weights in place, in whole vectors up to position `end`: zero
 /// where nothing is seen. Returns the factor of the row's earlier sums.
 ///
@@ -21,6 +30,36 @@ pub(super) unsafe fn weights<S: Simd>(
     unsafe {
         let top = largest_score::<S, false>(p, cap, visible, state.0);
         weights_below::<S, false>(p, top, visible, end, state)
+    }
+}
+
+/// Caps the scores of a row, of positions from `at` on, and lowers them with distance.
+///
+/// # Safety
+/// `p` is whole vectors up to the last position that is seen.
+#[inline(always)]
+pub(super) unsafe fn fall<S: Simd>(
+    p: &mut [f32],
+    cap: Option<f32>,
+    visible: VisibleRange,
+    slope: Slope,
+    at: usize,
+) {
+    const LANES: [f32; 16] = [
+        0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
+    ];
+    let p = p.as_mut_ptr();
+    // SAFETY: the caller's promise; the constant is as long as any vector.
+    unsafe {
+        let lanes = S::load(LANES.as_ptr());
+        for i in (visible.first / S::R * S::R..visible.end).step_by(S::R) {
+            let first = (at + i) as f32 - slope.position as f32;
+            let after = S::add(lanes, S::set1(first));
+            let distance = S::max(S::sub(S::zero(), after), after);
+            let score = S::load(p.add(i));
+            let score = cap.map_or(score, |cap| soft_cap::<S>(cap, score));
+            S::store(p.add(i), S::fma(S::set1(-slope.slope), distance, score));
+        }
     }
 }
 
