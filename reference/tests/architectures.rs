@@ -89,6 +89,14 @@ const SECOND_MODELS: &[(&str, f64)] = &[
     ("step35", F32_ROUNDING),
     ("llama4", F32_ROUNDING),
     ("smallthinker", F32_ROUNDING),
+    ("apertus", F32_ROUNDING),
+    ("bitnet", F32_ROUNDING),
+    ("bloom", F16_GELU),
+    ("mpt", F16_GELU),
+    ("mamba", F32_ROUNDING),
+    ("jamba", F32_ROUNDING),
+    ("plamo2", F32_ROUNDING),
+    ("rwkv7", F32_ROUNDING),
 ];
 
 fn open(path: &Path) -> Gguf {
@@ -261,6 +269,10 @@ const INSIDE: &[&str] = &[
     "ffn_moe_weights_sum_clamped",
     // gpt2 adds these to the embeddings of tokens
     "pos_embd",
+    // copies of plamo2, and what includes its states
+    "mamba_in_proj_out",
+    "mamba_conv1d_input",
+    "mamba_ssm_scan",
     // all rows, of which `result_norm` is the last
     "h_nextn",
 ];
@@ -301,7 +313,9 @@ fn listed(line: &str) -> Option<Node> {
         }
         // step35 gives a layer's output the name of the next one's input
         ("attn_norm_in", _) => return Some(("l_out".into(), layer.map(|l| l - 1), len(dims))),
-        ("h_nextn", "ADD") => "l_out",
+        ("h_nextn", "ADD") | ("ffn_residual", _) => "l_out",
+        // selected rows of what jamba names, unlike other results, with its layers' recurrence
+        ("ffn_inp", "GET_ROWS") => return None,
         // llama4 gives attention's result, or its selected rows, a norm's name
         ("ffn_norm", "MUL_MAT") => "attn_out",
         ("ffn_norm", "GET_ROWS") => return None,
@@ -382,6 +396,13 @@ fn taps_agree(arch: &Path, list: &str, models: &[(&str, f64)]) {
         let mut theirs = theirs;
         // gptneox names the result twice: the second time with the stream added
         theirs.dedup_by(|b, a| a == b && a.0 == "ffn_out");
+        // products before and after the factor of their matrix
+        let scaled: Vec<bool> = theirs
+            .windows(2)
+            .map(|two| two[1].0 == format!("{}_s", two[0].0))
+            .collect();
+        let mut scaled = scaled.into_iter();
+        theirs.retain(|_| !scaled.next().unwrap_or(false));
         let (ours, theirs) = (by_layer(ours, n_layer), by_layer(theirs, n_layer));
         let last = *theirs.last_key_value().unwrap().0;
         for (layer, theirs) in &theirs {

@@ -339,11 +339,27 @@ impl<'a> Keys<'a> {
         suffix: &str,
         n_layer: usize,
     ) -> Result<Vec<Option<f32>>, Error> {
-        let key = self.full(suffix);
-        let number = |v: &Value<'_>| number(v).filter(|x| x.is_finite() && *x >= 0.0);
-        let bad = |v: &Value<'_>| self.bad(key.clone(), "finite numbers from 0 on", show(v));
+        let range = ("finite numbers from 0 on", 0.0);
+        let all = self.numbers(self.full(suffix), n_layer, range)?;
+        let limit = |x: f32| Some(x).filter(|x| *x > 1e-6);
+        Ok(match all {
+            Some(all) => all.into_iter().map(limit).collect(),
+            None => vec![None; n_layer],
+        })
+    }
+
+    /// Reads a finite number for each layer that some files store once, of at least some number
+    /// that `expected` describes; `None` if there is no such key.
+    pub(super) fn numbers(
+        &mut self,
+        key: String,
+        n_layer: usize,
+        (expected, least): (&str, f64),
+    ) -> Result<Option<Vec<f32>>, Error> {
+        let number = |v: &Value<'_>| number(v).filter(|x| x.is_finite() && *x >= least);
+        let bad = |v: &Value<'_>| self.bad(key.clone(), expected, show(v));
         let all: Vec<f32> = match self.gguf.get(&key) {
-            None => return Ok(vec![None; n_layer]),
+            None => return Ok(None),
             Some(v @ Value::Array(array)) => {
                 if ![n_layer, n_layer + self.n_behind].contains(&array.len()) {
                     let got = format!("an array of {}", array.len());
@@ -358,10 +374,7 @@ impl<'a> Keys<'a> {
         };
         let shown: Vec<serde_json::Value> = all.iter().map(|x| json_f32(*x)).collect();
         self.note(key, shown, Source::File);
-        Ok(all
-            .into_iter()
-            .map(|x| Some(x).filter(|x| *x > 1e-6))
-            .collect())
+        Ok(Some(all))
     }
 
     /// Reads a boolean; `default` is the meaning of an absent key.

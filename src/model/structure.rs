@@ -219,7 +219,7 @@ impl Model {
         let heads = h.layers.iter().find(|layer| layer.attends());
         let heads = heads.unwrap_or(&h.layers[0]);
         let q_norm = attending().next().and_then(|a| a.q_norm);
-        let norm_width = q_norm.map(|norm| w.vector(norm.weight).len());
+        let norm_width = q_norm.map(|norm| w.vector(norm.ones.unwrap_or(norm.weight)).len());
         let Factors {
             embedding,
             residual,
@@ -320,7 +320,10 @@ impl Model {
             kind: match some {
                 Recurrence::DeltaNet(_) => "gated delta net",
                 Recurrence::KimiDelta(_) => "gated delta net with decay by key",
+                Recurrence::Mamba1(_) => "Mamba",
                 Recurrence::Mamba2(_) => "Mamba 2",
+                Recurrence::Plamo2(_) => "PLaMo 2's Mamba",
+                Recurrence::TimeMix(_) => "RWKV 7",
                 Recurrence::ShortConv(_) => "short convolution",
             },
             kernel: sizes.kernel,

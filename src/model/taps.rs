@@ -268,6 +268,52 @@ pub const KV: &str = "kv";
 pub const V_CUR_CONT: &str = "Vcur_cont";
 /// Weighted sum of latent rows, before the value projection.
 pub const KQV_MLA: &str = "kqv_mla";
+/// Token embeddings of PLaMo 2.
+pub const EMBEDDING_OUTPUT: &str = "embedding_output";
+/// Feed-forward block's products times the factor that the file has beside their matrix.
+pub const FFN_GATE_S: &str = "ffn_gate_s";
+/// See [`FFN_GATE_S`].
+pub const FFN_UP_S: &str = "ffn_up_s";
+/// xIELU of the up projection.
+pub const FFN_XIELU: &str = "ffn_xielu";
+/// Gated product of BitNet, and its norm; attention's result, normed.
+pub const FFN_SUB_OUT: &str = "ffn_sub_out";
+/// See [`FFN_SUB_OUT`].
+pub const FFN_SUB_NORM: &str = "ffn_sub_norm";
+/// See [`FFN_SUB_OUT`].
+pub const ATTN_SUB_NORM: &str = "attn_sub_norm";
+/// Queries, keys and values of a fused product, within limits.
+pub const WQKV_CLAMPED: &str = "wqkv_clamped";
+/// The feed-forward block's input in PLaMo 2.
+pub const FFN_PRE_NORM: &str = "ffn_pre_norm";
+/// A layer's output in PLaMo 2.
+pub const FFN_RESIDUAL: &str = "ffn_residual";
+/// PLaMo 2's Mamba: its input projection.
+pub const MAMBA_IN_PROJ: &str = "mamba_in_proj";
+/// Its values, and the gate of its result.
+pub const MAMBA_X_SPLIT: &str = "mamba_x_split";
+/// See [`MAMBA_X_SPLIT`].
+pub const MAMBA_Z_SPLIT: &str = "mamba_z_split";
+/// Its convolution, and SiLU of that.
+pub const MAMBA_CONV1D: &str = "mamba_conv1d";
+/// See [`MAMBA_CONV1D`].
+pub const MAMBA_CONV1D_SILU: &str = "mamba_conv1d_silu";
+/// Keys, queries and time steps together, then each normed.
+pub const MAMBA_BCDT_PROJ: &str = "mamba_bcdt_proj";
+/// See [`MAMBA_BCDT_PROJ`].
+pub const MAMBA_DT_NORMED: &str = "mamba_dt_normed";
+/// See [`MAMBA_BCDT_PROJ`].
+pub const MAMBA_B_NORMED: &str = "mamba_B_normed";
+/// See [`MAMBA_BCDT_PROJ`].
+pub const MAMBA_C_NORMED: &str = "mamba_C_normed";
+/// Its time steps.
+pub const MAMBA_DT_PROJ: &str = "mamba_dt_proj";
+/// Its result with the skip connection, then gated.
+pub const MAMBA_Y_ADD: &str = "mamba_y_add_d";
+/// See [`MAMBA_Y_ADD`].
+pub const MAMBA_Y_SWIGLU_Z: &str = "mamba_y_swiglu_z";
+/// Its output projection.
+pub const MAMBA_OUT_PROJ: &str = "mamba_out_proj";
 /// Attention's output projection in Kimi Linear.
 pub const MLA_OUT: &str = "mla_out";
 /// Logarithm of the decay of Kimi Linear's delta net.

@@ -34,7 +34,7 @@ const F32_NMSE: f64 = 1e-10;
 pub(crate) fn of_halves(model: &Model) -> f64 {
     let rounded = |op: &Op| match op {
         Op::MatMul { .. } | Op::ExpertMatMul { .. } | Op::Attention { .. } => 1,
-        Op::LinearAttention { .. } => 4,
+        Op::LinearAttention { .. } | Op::SelectiveScan { .. } | Op::Wkv7 { .. } => 4,
         _ => 0,
     };
     let nodes = model.graph.nodes.iter();
@@ -236,6 +236,14 @@ fn other_architectures_hold() {
         "llama4-Q8_0",
         "kimi-linear-Q8_0",
         "granite_swa-Q8_0",
+        "apertus-Q8_0",
+        "bitnet-Q8_0",
+        "bloom-F32",
+        "mpt-F32",
+        "mamba-Q8_0",
+        "jamba-Q8_0",
+        "plamo2-Q8_0",
+        "rwkv7-Q8_0",
     ] {
         every_prompt(
             &shared.join(format!("arch2/models/{model}.gguf")),

@@ -3,7 +3,9 @@
 
 use super::architecture::{QkNorm, ResultGate, Sinks};
 use super::layer::Layer;
-use super::math::{Attention, add_bias, columns, layer_norm, rms_norm, scale, sigmoid};
+use super::math::{
+    Attention, add_bias, columns, layer_norm, rms_norm, rms_norm_groups, scale, sigmoid,
+};
 use super::norms::whole_norm;
 use crate::Error;
 
@@ -50,6 +52,7 @@ impl Layer<'_, '_> {
             }
         };
         let sinks = self.sinks()?;
+        let slopes = hp.max_bias.map(|bias| alibi_slopes(bias, self.dims.n_head));
         let attention = Attention {
             head_dim: self.dims.head_dim,
             value_dim: self.dims.value_dim,
@@ -64,6 +67,7 @@ impl Layer<'_, '_> {
             chunked: hp.is_chunked(),
             causal: hp.rows.is_none(),
             sinks: sinks.as_deref(),
+            slopes: slopes.as_deref(),
         };
         let mut mixed = attention.run(&q, &k, &v);
         let n_out = self.dims.n_head * self.dims.value_dim;
@@ -71,6 +75,11 @@ impl Layer<'_, '_> {
             (Some(name), Some(gate), _) => self.apply_gate(name, gate, &mut mixed),
             (_, _, Some(facts)) => self.gate_result(&facts, h, &mut mixed)?,
             _ => self.tap("kqv_out", n_out, &mut mixed),
+        }
+        if hp.architecture.sub_norms {
+            let norm = self.name("attn_sub_norm");
+            mixed = whole_norm(hp, self.weights, &norm, n_out, &mixed)?;
+            self.tap("attn_sub_norm", n_out, &mut mixed);
         }
         let mut out = self.product("attn_output", n_out, n_embd, &mixed)?;
         if let Some(bias) = self.bias("attn_output", n_embd)? {
@@ -254,6 +263,10 @@ impl Layer<'_, '_> {
             add_bias(&mut qkv, &bias);
             self.tap("wqkv_b", width, &mut qkv);
         }
+        if let Some(limit) = self.hp.qkv_limit {
+            qkv.iter_mut().for_each(|x| *x = x.clamp(-limit, limit));
+            self.tap("wqkv_clamped", width, &mut qkv);
+        }
         let cut = |from, to| columns(&qkv, width, from..to);
         Ok([cut(0, n_q), cut(n_q, n_q + n_kv), cut(n_q + n_kv, width)])
     }
@@ -308,6 +321,12 @@ impl Layer<'_, '_> {
                 let weight = self.weights.required_rows(&name, head_dim, n_head)?;
                 Ok(layer_norm(x, head_dim, &weight, hp.norm_eps))
             }
+            QkNorm::EachHead => {
+                let n_head = self.width_of(side) / head_dim;
+                let name = format!("{tensor}.weight");
+                let weight = self.weights.required_rows(&name, head_dim, n_head)?;
+                Ok(rms_norm_groups(x, head_dim, &weight, hp.norm_eps))
+            }
             QkNorm::Whole => whole_norm(hp, self.weights, &tensor, self.width_of(side), x),
             _ => whole_norm(hp, self.weights, &tensor, head_dim, x),
         }
@@ -333,4 +352,21 @@ impl Layer<'_, '_> {
             self.tap(name, width, q);
         }
     }
+}
+
+/// Returns by how much scores of each head fall with each position (Press et al. 2021): for a power
+/// of two of heads, the powers of `2^(-max_bias / heads)`; heads beyond a power of two take the odd
+/// powers of the root of that factor.
+fn alibi_slopes(max_bias: f64, n_head: usize) -> Vec<f64> {
+    let mut power = 1;
+    while 2 * power <= n_head {
+        power *= 2;
+    }
+    let (factor, root) = (
+        2f64.powf(-max_bias / power as f64),
+        2f64.powf(-max_bias / 2.0 / power as f64),
+    );
+    let first = (1..=power).map(|n| factor.powi(n as i32));
+    let rest = (0..n_head - power).map(|n| root.powi(2 * n as i32 + 1));
+    first.chain(rest).collect()
 }

@@ -1,8 +1,9 @@
 //! The feed-forward block of a layer.
 
-use super::architecture::Up;
+use super::architecture::{Recurrent, Up};
 use super::layer::Layer;
 use super::math::{Activation, add_bias, columns};
+use super::norms::whole_norm;
 use crate::Error;
 
 impl Layer<'_, '_> {
@@ -11,6 +12,9 @@ impl Layer<'_, '_> {
     pub(super) fn feed_forward(&mut self, h: &[f64]) -> Result<Vec<f64>, Error> {
         if let (Some(routing), Some(experts)) = (&self.hp.routing, self.dims.experts) {
             return self.mixture(routing, experts, h);
+        }
+        if self.hp.architecture.recurrent == Some(Recurrent::Rwkv7) {
+            return self.channel_mix(h);
         }
         let mut out = self.dense("", self.dims.n_ff, h)?;
         if let Some(name) = self.hp.architecture.names.ffn_out {
@@ -66,6 +70,13 @@ impl Layer<'_, '_> {
             }
         };
         let mut gated = activation.gated(&gate, &up);
+        if self.hp.architecture.sub_norms {
+            self.tap("ffn_sub_out", n_ff, &mut gated);
+            let norm = self.name("ffn_sub_norm");
+            gated = whole_norm(self.hp, self.weights, &norm, n_ff, &gated)?;
+            self.tap("ffn_sub_norm", n_ff, &mut gated);
+            return Ok(gated);
+        }
         let name = format!("ffn_{}", activation.gated_name());
         self.tap(&name, n_ff, &mut gated);
         Ok(gated)
@@ -109,7 +120,18 @@ impl Layer<'_, '_> {
             x.iter_mut().for_each(|x| *x = x.max(0.0));
             self.tap("ffn_relu", n_ff, &mut x);
         }
-        x.iter_mut().for_each(|x| *x = activation.of(*x));
+        match self.dims.xielu {
+            Some([positive, negative, linear, least]) => {
+                for x in &mut x {
+                    let curve = match *x > 0.0 {
+                        true => positive * *x * *x,
+                        false => negative * (x.min(least).exp_m1() - *x),
+                    };
+                    *x = curve + linear * *x;
+                }
+            }
+            None => x.iter_mut().for_each(|x| *x = activation.of(*x)),
+        }
         self.tap(activation.plain_name(), n_ff, &mut x);
         Ok(x)
     }
@@ -123,7 +145,13 @@ impl Layer<'_, '_> {
     ) -> Result<Vec<f64>, Error> {
         let full = format!("{tensor}{suffix}");
         let mut y = self.product(&full, self.hp.n_embd, width, h)?;
-        self.tap(tensor, width, &mut y);
+        let scaled = self.weights.has(&self.name(&format!("{full}.scale")));
+        let name = if scaled {
+            format!("{tensor}_s")
+        } else {
+            tensor.to_owned()
+        };
+        self.tap(&name, width, &mut y);
         if let Some(bias) = self.bias(&full, width)? {
             add_bias(&mut y, &bias);
             self.tap(&format!("{tensor}_b"), width, &mut y);

@@ -43,6 +43,7 @@ impl Layer<'_, '_> {
             chunked: false,
             causal: true,
             sinks: None,
+            slopes: None,
         };
         let mut mixed = attention.run(&memory.q, &memory.k, &memory.v);
         let width = n_head * latent.value;

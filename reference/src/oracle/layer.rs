@@ -20,6 +20,8 @@ pub(super) struct Shared {
     pub(super) per_layer: Option<PerLayer>,
     /// Position of each row.
     pub(super) positions: Vec<Position>,
+    /// Values of the first layer, which later ones take a share of (RWKV).
+    pub(super) first_values: Option<Vec<f64>>,
 }
 
 /// One layer during a pass.
@@ -173,6 +175,9 @@ impl Layer<'_, '_> {
             Recurrent::DeltaNet { grouped } => self.delta_net(state, grouped, h),
             Recurrent::KimiDelta => self.kimi_delta(state, h),
             Recurrent::ShortConv => self.short_conv(state, h),
+            Recurrent::Mamba1 { normed } => self.mamba1(state, normed, h),
+            Recurrent::Plamo2 => self.plamo2(state, h),
+            Recurrent::Rwkv7 => self.time_mix(state, h),
             Recurrent::Mamba2 => self.mamba2(state, false, h),
         }
     }
@@ -215,7 +220,9 @@ impl Layer<'_, '_> {
             false => whole_norm(self.hp, self.weights, &name, n_embd, x)?,
         };
         let layer = norm.numbered.then_some(self.il);
-        (self.tap)(norm.tap, layer, n_embd, &mut h);
+        if !norm.tap.is_empty() {
+            (self.tap)(norm.tap, layer, n_embd, &mut h);
+        }
         Ok(h)
     }
 

@@ -93,6 +93,8 @@ pub(super) enum Activation {
     GeluQuick,
     ReluSquared,
     Relu,
+    /// xIELU, whose coefficients belong to a layer; always ungated.
+    Xielu,
     /// gpt-oss: steeper, with gate and up clamped to 7; always gated, with 1 added to up.
     SiluClamped,
 }
@@ -109,6 +111,7 @@ impl Activation {
             Self::GeluQuick => x * sigmoid(1.702 * x),
             Self::ReluSquared => x.max(0.0).powi(2),
             Self::Relu => x.max(0.0),
+            Self::Xielu => unreachable!("a layer's coefficients are known where it is applied"),
             Self::SiluClamped => {
                 let x = x.min(7.0);
                 x * sigmoid(1.702 * x)
@@ -134,6 +137,7 @@ impl Activation {
             Self::GeluQuick => "ffn_gelu_quick",
             Self::ReluSquared => "ffn_sqr(relu)",
             Self::Relu => "ffn_relu",
+            Self::Xielu => "ffn_xielu",
         }
     }
 
@@ -143,7 +147,7 @@ impl Activation {
             Self::Silu => "swiglu",
             Self::Gelu => "geglu",
             Self::GeluQuick => "geglu_quick",
-            Self::ReluSquared | Self::Relu => "reglu",
+            Self::ReluSquared | Self::Relu | Self::Xielu => "reglu",
             Self::SiluClamped => "swiglu_oai",
         }
     }
@@ -225,6 +229,8 @@ pub(super) struct Attention<'a> {
     pub(super) causal: bool,
     /// Attention sinks: one score per head without a value.
     pub(super) sinks: Option<&'a [f64]>,
+    /// Fall of each head's scores with each position between query and key.
+    pub(super) slopes: Option<&'a [f64]>,
 }
 
 impl Attention<'_> {
@@ -243,8 +249,10 @@ impl Attention<'_> {
                 let head = h / (self.n_head / self.n_head_kv);
                 let row = |t: usize| t * self.n_head_kv + head;
                 let key = |t: usize| &k[row(t) * key_dim..][..key_dim];
-                let scores = seen.clone().map(|t| self.score(q, key(t))).collect();
-                let p = softmax_beside(scores, self.sinks.map(|sinks| sinks[h]));
+                let slope = self.slopes.map_or(0.0, |slopes| slopes[h]);
+                let fall = |t: usize| slope * pos.abs_diff(t) as f64;
+                let scores = seen.clone().map(|t| self.score(q, key(t)) - fall(t));
+                let p = softmax_beside(scores.collect(), self.sinks.map(|sinks| sinks[h]));
                 for (t, p) in seen.clone().zip(p) {
                     out.iter_mut()
                         .zip(&v[row(t) * value_dim..][..value_dim])
@@ -307,6 +315,7 @@ mod tests {
         chunked: false,
         causal: true,
         sinks: None,
+        slopes: None,
     };
 
     #[test]
@@ -361,6 +370,12 @@ mod tests {
         for window in [Some(2), Some(3)] {
             close(Attention { window, ..all }.run(&q, &k, &v), [4.5, 7.0, 9.0]);
         }
+        // keys at distance 0, 1 and 2 weigh 1, 1/2 and 1/4
+        let slopes = Some(&[2f64.ln()][..]);
+        close(
+            Attention { slopes, ..ONE_HEAD }.run(&q, &k, &v),
+            [3.0, 5.0, 63.0 / 7.0],
+        );
         // an additional score of 0, beside one, two and three of them
         let sinks = Some(&[0.0][..]);
         close(

@@ -19,6 +19,8 @@ mod norms;
 mod per_layer;
 mod prompt;
 mod rope;
+mod rwkv;
+mod selective_scan;
 mod short_conv;
 #[cfg(test)]
 mod tests;

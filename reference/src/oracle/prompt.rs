@@ -140,6 +140,12 @@ impl Oracle<'_> {
         scale(&mut x, hp.factors.embedding);
         let name = names.scaled_embedding.unwrap_or(names.embedding);
         tap(name, None, hp.n_embd, &mut x);
+        if let Some(named) = hp.architecture.embedding_norm {
+            x = whole_norm(hp, weights, "token_embd_norm", hp.n_embd, &x)?;
+            if named {
+                tap("inp_norm", Some(0), hp.n_embd, &mut x);
+            }
+        }
         if hp.architecture.embedded.is_some() && !hp.architecture.causal {
             x = whole_norm(hp, weights, "token_embd_norm", hp.n_embd, &x)?;
             // llama.cpp's name has a layer number
@@ -149,6 +155,7 @@ impl Oracle<'_> {
             kept: BTreeMap::new(),
             per_layer: rows.map(|rows| PerLayer::new(rows, x.clone())),
             positions: positions.to_vec(),
+            first_values: None,
         };
         Ok(Start { x, deep, shared })
     }

@@ -100,8 +100,12 @@ impl<'a> Weights<'a> {
         Ok(data.map(|data| data.into_iter().map(f64::from).collect()))
     }
 
-    /// Reads `[planes, rows, len]` values of a tensor of dims `[len, rows, planes]`.
-    pub(super) fn planes(&self, name: &str, dims: [usize; 3]) -> Result<Vec<f64>, Error> {
+    /// Reads all values of a tensor of these dims.
+    pub(super) fn planes<const N: usize>(
+        &self,
+        name: &str,
+        dims: [usize; N],
+    ) -> Result<Vec<f64>, Error> {
         let data = self.read(name, &dims.map(|n| n as u64))?;
         let data = data.ok_or_else(|| self.missing(name, format!("{dims:?}")))?;
         Ok(data.into_iter().map(f64::from).collect())

@@ -82,7 +82,10 @@ fn another_engine_goes_on_with_the_same_bits() {
         "deepseek2-Q4_K_M",
     ];
     let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
-    let others = paths.into_iter().flatten().map(ModelSource::Path);
+    let more = ["jamba-Q8_0", "rwkv7-Q8_0"];
+    let more = more.map(|name| shared(&format!("arch2/models/{name}.gguf")));
+    let paths = paths.into_iter().chain(more);
+    let others = paths.flatten().map(ModelSource::Path);
     let sources = std::iter::once(ModelSource::Demo).chain(others);
     for (source, kv_type) in sources.flat_map(|source| {
         let types = [KvType::F16, KvType::Q8_0, KvType::Q4_0].map(KvType::both);

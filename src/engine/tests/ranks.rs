@@ -96,7 +96,10 @@ fn ranks_change_no_bit_of_other_architectures() {
         return;
     };
     let (mut on, mut without_attention) = ([0; 5], 0);
-    for source in models(folder) {
+    let second = ["bloom-F32", "jamba-Q8_0", "mpt-F32", "rwkv7-Q8_0"];
+    let second = second.map(|name| shared(&format!("arch2/models/{name}.gguf")));
+    let second = second.into_iter().flatten().map(ModelSource::Path);
+    for source in models(folder).into_iter().chain(second) {
         let engine = Engine::load(&source, &options(Isa::available()[0], PROMPT), &mut |_| {});
         // models that are not causal have no logits
         let Some(engine) = engine.ok().filter(|engine| engine.check_logits().is_ok()) else {

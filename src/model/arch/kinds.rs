@@ -43,6 +43,13 @@ pub(in super::super) enum Recurrent {
     KimiDelta,
     /// Short convolution between two gates, in layers without KV heads.
     ShortConv,
+    /// Mamba 1, in layers without KV heads.
+    Mamba1,
+    /// PLaMo 2's Mamba: heads as in Mamba 2, and projections as in Mamba 1; in layers without KV
+    /// heads.
+    Plamo2,
+    /// RWKV 7, in every layer.
+    Rwkv7,
     /// Mamba 2, in layers without KV heads.
     Mamba2,
     /// Mamba 2 parallel to attention in every layer.

@@ -242,6 +242,9 @@ pub(super) fn recurrence(b: &mut Binder<'_>, l: usize) -> Result<Recurrence, Err
         Recurrent::DeltaNet(_) => Recurrence::DeltaNet(b.delta_net(l)?),
         Recurrent::KimiDelta => Recurrence::KimiDelta(b.kimi_delta(l)?),
         Recurrent::ShortConv => Recurrence::ShortConv(b.short_conv(l)?),
+        Recurrent::Mamba1 => Recurrence::Mamba1(b.mamba1(l)?),
+        Recurrent::Plamo2 => Recurrence::Plamo2(b.plamo2_mamba(l)?),
+        Recurrent::Rwkv7 => Recurrence::TimeMix(b.time_mix(l)?),
         Recurrent::Mamba2 => Recurrence::Mamba2(b.mamba2(l, taps::MAMBA_OUT, false)?),
         Recurrent::Mamba2Beside => Recurrence::Mamba2(b.mamba2(l, taps::SSM_OUT, true)?),
     })

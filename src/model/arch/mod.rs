@@ -2,10 +2,13 @@
 //! add one, add that file, its `mod` and a line in the list of all.
 
 mod afmoe;
+mod apertus;
 mod arcee;
 mod baichuan;
 mod bailingmoe2;
 mod bert;
+mod bitnet;
+mod bloom;
 mod chatglm;
 mod cohere2;
 mod command_r;
@@ -38,6 +41,7 @@ mod hunyuan_dense;
 mod hunyuan_moe;
 mod images;
 mod internlm2;
+mod jamba;
 mod jina_bert_v3;
 mod kimi_linear;
 mod kinds;
@@ -46,6 +50,7 @@ mod lfm2;
 mod lfm2moe;
 mod llama;
 mod llama4;
+mod mamba;
 mod mamba2;
 mod mimo2;
 mod minicpm;
@@ -53,6 +58,7 @@ mod minimax_m2;
 mod mistral3;
 mod mistral4;
 mod modern_bert;
+mod mpt;
 mod nemotron;
 mod nemotron_h;
 mod nemotron_h_moe;
@@ -64,6 +70,7 @@ mod olmoe;
 mod phi2;
 mod phi3;
 mod phimoe;
+mod plamo2;
 mod qwen2;
 mod qwen2moe;
 mod qwen2vl;
@@ -74,6 +81,7 @@ mod qwen3moe;
 mod qwen3next;
 mod qwen3vl;
 mod qwen3vlmoe;
+mod rwkv7;
 mod seed_oss;
 mod smallthinker;
 mod smollm3;
@@ -106,12 +114,15 @@ use layers::{
 use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. A new one needs its file and a line here.
-static ALL: [Arch; 76] = [
+static ALL: [Arch; 84] = [
     Arch(&afmoe::SPEC),
+    Arch(&apertus::SPEC),
     Arch(&arcee::SPEC),
     Arch(&baichuan::SPEC),
     Arch(&bailingmoe2::SPEC),
     Arch(&bert::SPEC),
+    Arch(&bitnet::SPEC),
+    Arch(&bloom::SPEC),
     Arch(&chatglm::SPEC),
     Arch(&cohere2::SPEC),
     Arch(&command_r::SPEC),
@@ -143,12 +154,14 @@ static ALL: [Arch; 76] = [
     Arch(&hunyuan_dense::SPEC),
     Arch(&hunyuan_moe::SPEC),
     Arch(&internlm2::SPEC),
+    Arch(&jamba::SPEC),
     Arch(&jina_bert_v3::SPEC),
     Arch(&kimi_linear::SPEC),
     Arch(&lfm2::SPEC),
     Arch(&lfm2moe::SPEC),
     Arch(&llama::SPEC),
     Arch(&llama4::SPEC),
+    Arch(&mamba::SPEC),
     Arch(&mamba2::SPEC),
     Arch(&mimo2::SPEC),
     Arch(&minicpm::SPEC),
@@ -156,6 +169,7 @@ static ALL: [Arch; 76] = [
     Arch(&mistral3::SPEC),
     Arch(&mistral4::SPEC),
     Arch(&modern_bert::SPEC),
+    Arch(&mpt::SPEC),
     Arch(&nemotron::SPEC),
     Arch(&nemotron_h::SPEC),
     Arch(&nemotron_h_moe::SPEC),
@@ -167,6 +181,7 @@ static ALL: [Arch; 76] = [
     Arch(&phi2::SPEC),
     Arch(&phi3::SPEC),
     Arch(&phimoe::SPEC),
+    Arch(&plamo2::SPEC),
     Arch(&qwen2::SPEC),
     Arch(&qwen2moe::SPEC),
     Arch(&qwen2vl::SPEC),
@@ -177,6 +192,7 @@ static ALL: [Arch; 76] = [
     Arch(&qwen3next::SPEC),
     Arch(&qwen3vl::SPEC),
     Arch(&qwen3vlmoe::SPEC),
+    Arch(&rwkv7::SPEC),
     Arch(&seed_oss::SPEC),
     Arch(&smallthinker::SPEC),
     Arch(&smollm3::SPEC),

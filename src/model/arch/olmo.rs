@@ -1,8 +1,8 @@
 //! OLMo: layer norms without weights, and limits of queries, keys and values.
 
-use super::{DECODER, Ffn, Layer, Norm, Pairing, Spec, bare_layer, taps};
+use super::{DECODER, Error, Ffn, Hparams, Keys, Layer, Norm, Pairing, Spec, bare_layer, taps};
 
-const CLAMP: &str = "attention.clamp_kqv";
+pub(super) const CLAMP: &str = "attention.clamp_kqv";
 
 pub(super) const SPEC: Spec = Spec {
     name: "olmo",
@@ -12,11 +12,7 @@ pub(super) const SPEC: Spec = Spec {
     norm: Norm::Layer,
     attn_out: None,
     reads: &[CLAMP],
-    read_hparams: |k, h| {
-        let most = k.not_negative(CLAMP, 0.0)?;
-        h.qkv_limit = (most > 0.0).then_some(most);
-        Ok(())
-    },
+    read_hparams: qkv_limit,
     bind_embeddings_and_head: |b| {
         let weights = b.rows_only()?;
         let norm = b.unweighted_norm(taps::RESULT_NORM);
@@ -32,3 +28,10 @@ pub(super) const SPEC: Spec = Spec {
     },
     ..DECODER
 };
+
+/// Reads the limit of queries, keys and values; 0 or no key is none.
+pub(super) fn qkv_limit(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
+    let most = k.not_negative(CLAMP, 0.0)?;
+    h.qkv_limit = (most > 0.0).then_some(most);
+    Ok(())
+}

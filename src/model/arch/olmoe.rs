@@ -19,7 +19,7 @@ pub(super) const SPEC: Spec = Spec {
     ..DECODER
 };
 
-const RULES: ExpertRules = ExpertRules {
+pub(super) const RULES: ExpertRules = ExpertRules {
     normalized: Some(false),
     n_ff: DefaultWidth::Whole,
     ..MIXTURE

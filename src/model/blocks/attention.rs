@@ -78,6 +78,7 @@ impl Builder<'_> {
                 }
             };
         }
+        let out = self.optional_norm(out, w.sub_norm, l);
         let named = self.spec.attn_out.and_then(|name| at(name, l));
         let out = self.affine(out, w.wo, w.bo, named);
         self.scale(out, self.h.factors.attention, at(taps::ATTN_OUT_SCALED, l))
@@ -121,9 +122,18 @@ impl Builder<'_> {
             let v = self.matmul(x, wv, named);
             self.bias(v, w.bv, named)
         } else {
-            self.affine(x, wv, w.bv, named)
+            let unlimited = self.h.qkv_limit.is_none();
+            self.affine(x, wv, w.bv, named.filter(|_| unlimited))
         };
-        let v = self.limited(v, at(taps::V_CUR_CLAMPED, l));
+        // of parts of one fused tensor only the last step is named
+        let v = self.limited(
+            v,
+            if apart {
+                at(taps::V_CUR_CLAMPED, l)
+            } else {
+                named
+            },
+        );
         let v = self.optional_norm(v, w.v_norm, l);
         let k = self.project_and_rotate(x, &k, apart, l).y;
         let layer = self.h.layers[l];
@@ -150,7 +160,10 @@ impl Builder<'_> {
         let own = at(p.tap, l).filter(|_| apart && !p.gated);
         let y = self.matmul(x, p.w, own);
         let y = self.bias(y, p.bias, own);
-        let (mut y, mut gate) = (self.limited(y, at(p.limited_tap, l)), None);
+        let (mut y, mut gate) = (
+            self.limited(y, at(p.limited_tap, l).filter(|_| apart)),
+            None,
+        );
         if p.gated {
             let n = self.h.layers[l].head_dim;
             let name = at(self.spec.gate.gate, l);

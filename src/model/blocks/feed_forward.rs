@@ -4,7 +4,7 @@ use octavo_kernels::{Activation, Function};
 
 use super::super::graph::{Op, ValueId};
 use super::super::taps;
-use super::super::weights::{DenseAndExperts, FeedForward, Ffn};
+use super::super::weights::{DenseAndExperts, FeedForward, Ffn, WeightId};
 use super::{Builder, at};
 
 /// Activation of the gate or, without a gate, of the product.
@@ -15,6 +15,7 @@ pub(crate) enum Feature {
     SquaredRelu,
     SwigluOai,
     Relu,
+    Xielu,
 }
 
 impl Feature {
@@ -26,12 +27,13 @@ impl Feature {
             Feature::SquaredRelu => "squared ReLU",
             Feature::SwigluOai => "clamped SwiGLU",
             Feature::Relu => "ReLU",
+            Feature::Xielu => "xIELU",
         }
     }
 
     /// Returns whether it is an activation of a gate.
     pub(crate) fn is_gated(self) -> bool {
-        self != Feature::SquaredRelu
+        !matches!(self, Feature::SquaredRelu | Feature::Xielu)
     }
 
     /// Returns the activation of an ungated product, and the result's name.
@@ -39,8 +41,8 @@ impl Feature {
         match self {
             Feature::Gelu => (Function::Gelu, taps::FFN_GELU),
             Feature::SquaredRelu => (Function::SquaredRelu, taps::FFN_SQR_RELU),
-            Feature::Silu | Feature::SwigluOai | Feature::Relu => {
-                unreachable!("no architecture has it without a gate")
+            Feature::Silu | Feature::SwigluOai | Feature::Relu | Feature::Xielu => {
+                unreachable!("no architecture has it without a gate, or for all layers")
             }
         }
     }
@@ -67,6 +69,12 @@ const DENSE: ProductTaps = ProductTaps {
     silu_clamped: taps::FFN_SILU_CLAMPED,
     up_clamped: taps::FFN_UP_CLAMPED,
     limited: taps::FFN_SWIGLU_LIMITED,
+};
+
+/// Those of products before a norm.
+const SUB: ProductTaps = ProductTaps {
+    gated: [taps::FFN_SUB_OUT; 4],
+    ..DENSE
 };
 
 pub(super) const OF_EXPERTS: ProductTaps = ProductTaps {
@@ -96,6 +104,7 @@ impl Builder<'_> {
             Ffn::Experts(w) if self.spec.early_router => self.experts(normed, entry, w, l),
             Ffn::Experts(w) => self.experts(normed, normed, w, l),
             Ffn::Both(w) => self.dense_and_experts(normed, x, w, l),
+            Ffn::ChannelMix(_) => unreachable!("it has a kind of layer of its own"),
             Ffn::Absent => unreachable!("the layer ends before it"),
         }
     }
@@ -133,23 +142,34 @@ impl Builder<'_> {
         // for a fused tensor, llama.cpp's `ffn_up` is both products together, so neither part has
         // it
         let apart = w.gate.is_none_or(|gate| !self.shares_tensor(gate, w.up));
-        let named = |name| at(name, l).filter(|_| apart);
+        // products times a factor have names of their own
+        let named = |w: WeightId, names: [&'static str; 2]| {
+            let name = names[usize::from(self.w.matrix(w).scale != 1.0)];
+            at(name, l).filter(|_| apart)
+        };
+        let up_name = named(w.up, [taps::FFN_UP, taps::FFN_UP_S]);
         let gate = w.gate.map(|gate| {
-            let gate = self.matmul(x, gate, named(taps::FFN_GATE));
+            let name = named(gate, [taps::FFN_GATE, taps::FFN_GATE_S]);
+            let gate = self.matmul(x, gate, name);
             self.bias(gate, w.gate_bias, at(taps::FFN_GATE_B, l))
         });
-        let up = self.matmul(x, w.up, named(taps::FFN_UP));
+        let up = self.matmul(x, w.up, up_name);
         let up = self.bias(up, w.up_bias, at(taps::FFN_UP_B, l));
         let y = match gate {
             Some(gate) => {
                 let limit = self.h.layers[l].clamps.dense;
-                self.gated_product([gate, up], limit, l, &DENSE)
+                let names = if w.sub_norm.is_some() { &SUB } else { &DENSE };
+                self.gated_product([gate, up], limit, l, names)
             }
             None => {
-                let (f, name) = self.h.feature().plain();
+                let (f, name) = match self.h.layers[l].xielu {
+                    Some(by) => (Function::Xielu(by), taps::FFN_XIELU),
+                    None => self.h.feature().plain(),
+                };
                 self.unary(up, f, at(name, l))
             }
         };
+        let y = self.optional_norm(y, w.sub_norm, l);
         let product = if w.down_bias.is_some() {
             taps::FFN_DOWN
         } else {
@@ -183,7 +203,9 @@ impl Builder<'_> {
                 let gate = self.unary(gate, Function::Clamp(0.0, f32::INFINITY), None);
                 return self.mul(gate, up, relu);
             }
-            Feature::SquaredRelu => unreachable!("no architecture gates with it"),
+            Feature::SquaredRelu | Feature::Xielu => {
+                unreachable!("no architecture gates with it")
+            }
         };
         self.push(Op::Gate { gate, up, act }, self.info(gate), name)
     }

@@ -8,6 +8,7 @@ mod experts;
 mod feed_forward;
 mod latent;
 mod recurrent;
+mod rwkv;
 
 use std::ops::{Deref, DerefMut};
 
@@ -33,6 +34,8 @@ pub(super) enum Block {
     NormedSums,
     /// A layer is a token mixer or a feed-forward block.
     OneOfBoth,
+    /// Time mixing, then channel mixing (RWKV).
+    Mixes,
 }
 
 /// Appends nodes to a graph.
@@ -44,6 +47,8 @@ pub(super) struct Builder<'a> {
     rows: HiddenRows,
     /// Per-layer inputs of all layers, if the model has them.
     per_layer: Option<ValueId>,
+    /// Values of the first layer, which later ones take a share of (RWKV).
+    first_values: Option<ValueId>,
     /// Number of nodes before the first layer, once these are complete.
     first_layer: usize,
 }
@@ -71,6 +76,7 @@ impl<'a> Builder<'a> {
             nodes: Nodes::new(&w.tensors),
             rows,
             per_layer: None,
+            first_values: None,
             first_layer: 0,
         }
     }
@@ -132,6 +138,7 @@ impl<'a> Builder<'a> {
             Block::Parallel => self.parallel(x, l),
             Block::NormedSums => self.normed_sums(x, l),
             Block::OneOfBoth => self.one_of_both(x, l),
+            Block::Mixes => self.mixes(x, l),
         }
     }
 

@@ -6,8 +6,8 @@ use super::super::graph::{Op, ValueId};
 use super::super::hparams::RecurrentHparams;
 use super::super::taps;
 use super::super::weights::{
-    DeltaInputs, DeltaNet, DeltaRates, GroupNorm, KimiDelta, Mamba2, Recurrence as Weights,
-    ShortConv, VecId, WeightId,
+    DeltaInputs, DeltaNet, DeltaRates, GroupNorm, KimiDelta, Mamba1, Mamba2, Plamo2,
+    Recurrence as Weights, ShortConv, VecId, WeightId,
 };
 use super::{Builder, Named, at};
 
@@ -36,12 +36,15 @@ impl Builder<'_> {
         match w {
             Weights::DeltaNet(w) => self.delta_net(x, w, l),
             Weights::KimiDelta(w) => self.kimi_delta(x, w, l),
+            Weights::Mamba1(w) => self.mamba1(x, w),
             Weights::Mamba2(w) => self.mamba2(x, w, l),
+            Weights::Plamo2(w) => self.plamo2(x, w, l),
+            Weights::TimeMix(_) => unreachable!("it has a kind of layer of its own"),
             Weights::ShortConv(w) => self.short_conv(x, w, l),
         }
     }
 
-    fn sizes(&self) -> RecurrentHparams {
+    pub(super) fn sizes(&self) -> RecurrentHparams {
         self.h
             .recurrent
             .expect("checked where the weights were bound")
@@ -132,7 +135,7 @@ impl Builder<'_> {
     }
 
     /// Appends two successive products.
-    fn low_rank(&mut self, x: ValueId, [down, up]: [WeightId; 2]) -> ValueId {
+    pub(super) fn low_rank(&mut self, x: ValueId, [down, up]: [WeightId; 2]) -> ValueId {
         let narrow = self.matmul(x, down, None);
         self.matmul(narrow, up, None)
     }
@@ -245,6 +248,97 @@ impl Builder<'_> {
         self.matmul(y, w.out, at(w.tap, l))
     }
 
+    fn mamba1(&mut self, x: ValueId, w: &Mamba1) -> ValueId {
+        let RecurrentHparams {
+            inner,
+            state_size,
+            rank,
+            ..
+        } = self.sizes();
+        let all = self.matmul(x, w.input, None);
+        let v = self.part(all, 0, inner);
+        let gate = self.part(all, inner, inner);
+        let v = self.causal_conv(v, w.conv, None);
+        let v = self.bias(v, Some(w.conv_bias), None);
+        let v = self.unary(v, Function::Silu, None);
+        let mixed = self.matmul(v, w.mixed, None);
+        let ranges = [
+            (0, rank),
+            (rank, state_size),
+            (rank + state_size, state_size),
+        ];
+        let mut parts = ranges.map(|(from, width)| self.part(mixed, from, width));
+        if let Some(norms) = w.norms {
+            for (part, weight) in parts.iter_mut().zip(norms) {
+                let (x, eps) = (*part, self.h.norm_eps());
+                *part = self.push(Op::RmsNorm { x, weight, eps }, self.info(x), None);
+            }
+        }
+        let [steps, b, c] = parts;
+        let steps = self.matmul(steps, w.steps, None);
+        let steps = self.bias(steps, Some(w.dt_bias), None);
+        let steps = self.unary(steps, Function::Softplus, None);
+        let state = matrix_state(1, state_size, inner);
+        let op = Op::SelectiveScan {
+            x: v,
+            steps,
+            b,
+            c,
+            a: w.a,
+            state: self.state(state.expect("checked with the hyperparameters")),
+        };
+        let read = self.push(op, self.info(v), None);
+        let past = self.mul_vector(v, w.d, None);
+        let y = self.add(read, past, None);
+        let y = self.gated_by(gate, y);
+        self.matmul(y, w.out, None)
+    }
+
+    fn plamo2(&mut self, x: ValueId, w: &Plamo2, l: usize) -> ValueId {
+        let sizes = self.sizes();
+        let (size, value_dim) = (sizes.state_size, sizes.value_dim());
+        let all = self.matmul(x, w.input, at(taps::MAMBA_IN_PROJ, l));
+        let (each, name) = (2 * value_dim, at(taps::MAMBA_X_SPLIT, l));
+        let v = self.named_slice(all, each, value_dim, value_dim, name);
+        let v = self.causal_conv(v, w.conv, at(taps::MAMBA_CONV1D, l));
+        let v = self.unary(v, Function::Silu, at(taps::MAMBA_CONV1D_SILU, l));
+        let mixed = self.matmul(v, w.mixed, at(taps::MAMBA_BCDT_PROJ, l));
+        let [k_norm, q_norm, steps_norm] = w.norms;
+        let steps = self.part(mixed, 2 * size, sizes.rank);
+        let steps = self.norm(steps, steps_norm, Some(l));
+        let steps = self.affine(steps, w.steps, Some(w.dt_bias), at(taps::MAMBA_DT_PROJ, l));
+        let rate = self.unary(steps, Function::Softplus, None);
+        let log = self.mul_vector(rate, w.a, None);
+        let k = self.part(mixed, 0, size);
+        let k = self.norm(k, k_norm, Some(l));
+        let q = self.part(mixed, size, size);
+        let streams = Streams {
+            q: self.norm(q, q_norm, Some(l)),
+            k,
+            v,
+            decay: self.unary(log, Function::Exp, None),
+            rate,
+        };
+        let how = Recurrence {
+            key_dim: size,
+            heads: self.key_heads(),
+            delta: false,
+            decay_by_key: false,
+            scale: 1.0,
+        };
+        let read = self.linear_attention(&streams, how, None);
+        let gate = self.named_slice(all, each, 0, value_dim, at(taps::MAMBA_Z_SPLIT, l));
+        let past = self.mul_vector(v, w.d, None);
+        let y = self.add(read, past, at(taps::MAMBA_Y_ADD, l));
+        let gated = Op::Gate {
+            gate,
+            up: y,
+            act: Activation::Silu,
+        };
+        let y = self.push(gated, self.info(y), at(taps::MAMBA_Y_SWIGLU_Z, l));
+        self.matmul(y, w.out, at(taps::MAMBA_OUT_PROJ, l))
+    }
+
     fn short_conv(&mut self, x: ValueId, w: &ShortConv, l: usize) -> ValueId {
         let n = self.h.n_embd();
         let all = self.matmul(x, w.input, at(taps::CONV_IN_PROJ, l));
@@ -275,7 +369,7 @@ impl Builder<'_> {
         self.push(op, self.info(y), None)
     }
 
-    fn causal_conv(&mut self, x: ValueId, weight: VecId, tap: Option<Named>) -> ValueId {
+    pub(super) fn causal_conv(&mut self, x: ValueId, weight: VecId, tap: Option<Named>) -> ValueId {
         let info = self.info(x);
         let state = self.state(self.w.vector(weight).len() - info.width);
         self.push(Op::CausalConv { x, weight, state }, info, tap)
@@ -298,7 +392,7 @@ impl Builder<'_> {
     }
 
     /// Registers a part of a sequence's state, of this many values, and returns its number.
-    fn state(&mut self, values: usize) -> usize {
+    pub(super) fn state(&mut self, values: usize) -> usize {
         self.states.push(values);
         self.states.len() - 1
     }

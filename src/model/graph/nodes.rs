@@ -118,7 +118,7 @@ impl<'a> Nodes<'a> {
         eps: f32,
         layer: Option<usize>,
     ) -> ValueId {
-        let weight = norm.weight;
+        let weight = norm.ones.unwrap_or(norm.weight);
         let named = |name, layer| Named { name, layer };
         let numbered = layer.filter(|_| norm.numbered);
         let result = norm.tap.map(|name| named(name, numbered));
@@ -134,7 +134,13 @@ impl<'a> Nodes<'a> {
                 (Op::LayerNorm { x, weight, eps }, Some(unbiased))
             }
         };
-        let y = self.push(op, self.info(x), name);
+        let y = match norm.ones {
+            Some(_) => {
+                let y = self.push(op, self.info(x), None);
+                self.mul_vector(y, norm.weight, name)
+            }
+            None => self.push(op, self.info(x), name),
+        };
         self.bias(y, norm.bias, result)
     }
 

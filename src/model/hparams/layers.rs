@@ -1,6 +1,6 @@
 //! Per-layer hyperparameters: kind of token mixing, heads and feed-forward width.
 
-use octavo_kernels::{CacheLayer, Scores};
+use octavo_kernels::{Alibi, CacheLayer, Scores, Xielu};
 
 use crate::arch::Spec;
 use crate::blocks::Block;
@@ -44,6 +44,8 @@ pub struct LayerHparams {
     pub scores: Scores,
     /// Limits of gated products in feed-forward blocks.
     pub clamps: Clamps,
+    /// Activation of the ungated feed-forward block, where layers have coefficients of their own.
+    pub xielu: Option<Xielu>,
     /// Layer whose keys and values it reads: itself, or an earlier one where it has none.
     pub kv_layer: usize,
     /// Place of these in the cache; the group is one of [`super::Hparams::caches`].
@@ -226,6 +228,7 @@ pub(super) fn read(
             rope: Some(0),
             scores: Scores::plain(1.0 / (head_dim as f32).sqrt()),
             clamps: Clamps::default(),
+            xielu: None,
             kv_layer: l,
             cache: CacheLayer { group: 0, layer: 0 },
         })
@@ -309,6 +312,17 @@ fn head_dims(
 
 pub(super) fn is_head_dim(width: usize) -> bool {
     width.is_multiple_of(2) && (2..=MAX_HEAD_DIM).contains(&width)
+}
+
+/// Lets scores fall with distance, by slopes that end at 2 to the power of minus `max_bias`.
+pub(crate) fn alibi(h: &mut Hparams, max_bias: f32) {
+    for layer in h.layers.iter_mut().filter(|layer| layer.attends()) {
+        layer.scores.alibi = Some(Alibi {
+            max_bias,
+            heads: layer.n_head,
+            first: 0,
+        });
+    }
 }
 
 /// Lets the last layers read the keys and values of the last layer of their kind before them.

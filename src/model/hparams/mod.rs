@@ -33,10 +33,10 @@ pub use experts::{Experts, Gating};
 pub use latent::LatentHparams;
 pub(crate) use latent::{latent_scores, unrotated_latent};
 pub use layers::{CacheGroup, Clamps, LayerHparams, TokenMixer};
-pub(crate) use layers::{VALUE_LENGTH, share_caches};
+pub(crate) use layers::{VALUE_LENGTH, alibi, share_caches};
 pub use pooling::Pooling;
 pub(crate) use pooling::{CAUSAL, dense_width, see_all, see_all_if_asked, token_types};
-pub use recurrent::RecurrentHparams;
+pub use recurrent::{MixRanks, RecurrentHparams};
 pub use rope::{RopeHparams, ScalingKind};
 pub(crate) use rope::{SECTIONS, Sections, sections_if_any};
 pub(crate) use windows::{
@@ -83,6 +83,8 @@ pub struct Hparams {
     pub factors: Factors,
     /// Limit of the size of queries, keys and values before RoPE.
     pub qkv_limit: Option<f32>,
+    /// Keys, queries and time steps of Mamba 1 are normed without weights.
+    pub normed_steps: bool,
     /// Arrangement of attention and feed-forward block.
     pub(crate) block: Block,
     /// Width of the per-layer input of each token; 0 if there is none.
@@ -217,6 +219,7 @@ impl Hparams {
             norm_eps,
             factors: Factors::NONE,
             qkv_limit: None,
+            normed_steps: false,
             block: spec.block,
             n_embd_per_layer: 0,
             experts: None,

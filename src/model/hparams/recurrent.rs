@@ -28,6 +28,23 @@ pub struct RecurrentHparams {
     pub heads: usize,
     /// Number of key heads; divides `heads`.
     pub groups: usize,
+    /// Values that time steps are projected from, in Mamba 1 and PLaMo 2.
+    pub rank: usize,
+    /// Ranks of RWKV's projections.
+    pub mix: Option<MixRanks>,
+}
+
+/// Ranks of the low-rank projections of RWKV 7.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MixRanks {
+    /// Of decays.
+    pub decay: usize,
+    /// Of the rates at which keys are replaced.
+    pub rate: usize,
+    /// Of the share of the first layer's values.
+    pub value: usize,
+    /// Of the result's gate.
+    pub gate: usize,
 }
 
 impl RecurrentHparams {
@@ -39,12 +56,17 @@ impl RecurrentHparams {
     /// Returns the number of values in a layer's state: the convolution's and the heads'.
     pub(super) fn state_values(&self, arch: Arch) -> usize {
         let before = self.kernel - 1;
-        if arch.spec().recurrent == Some(Recurrent::ShortConv) {
-            return before * self.inner;
+        let matrices = || {
+            let matrices = matrix_state(self.heads, self.state_size, self.value_dim());
+            matrices.expect("checked when they were read")
+        };
+        match arch.spec().recurrent {
+            Some(Recurrent::ShortConv) => before * self.inner,
+            Some(Recurrent::Mamba1 | Recurrent::Plamo2) => before * self.inner + matrices(),
+            // the rows before of both halves of a layer
+            Some(Recurrent::Rwkv7) => 2 * before * self.inner + matrices(),
+            _ => before * (self.inner + 2 * self.key_width()) + matrices(),
         }
-        let matrices = matrix_state(self.heads, self.state_size, self.value_dim());
-        let matrices = matrices.expect("checked when they were read");
-        before * (self.inner + 2 * self.key_width()) + matrices
     }
 
     /// Returns the width of a value head.
@@ -74,9 +96,14 @@ pub(super) fn token_mixers(
     Ok(match spec.recurrent {
         None => n_head_kv.iter().map(|_| TokenMixer::Attention).collect(),
         Some(Recurrent::Mamba2Beside) => n_head_kv.iter().map(|_| TokenMixer::Both).collect(),
-        Some(Recurrent::KimiDelta | Recurrent::Mamba2 | Recurrent::ShortConv) => {
-            n_head_kv.iter().map(without_keys).collect()
-        }
+        Some(Recurrent::Rwkv7) => n_head_kv.iter().map(|_| TokenMixer::Recurrence).collect(),
+        Some(
+            Recurrent::KimiDelta
+            | Recurrent::Mamba1
+            | Recurrent::Mamba2
+            | Recurrent::Plamo2
+            | Recurrent::ShortConv,
+        ) => n_head_kv.iter().map(without_keys).collect(),
         Some(Recurrent::DeltaNet(_)) => by_interval(k, n_head_kv.iter().count())?,
     })
 }
@@ -126,15 +153,23 @@ pub(super) fn read(
     let Some(recurrent) = spec.recurrent else {
         return Ok(None);
     };
-    if recurrent == Recurrent::ShortConv {
-        let kernel = k.count("shortconv.l_cache", 1..=MAX_KERNEL, None)?.value;
-        return Ok(Some(RecurrentHparams {
-            kernel,
-            inner: n_embd,
-            state_size: 1,
-            heads: 1,
-            groups: 1,
-        }));
+    let none = RecurrentHparams {
+        kernel: 1,
+        inner: n_embd,
+        state_size: 1,
+        heads: 1,
+        groups: 1,
+        rank: 0,
+        mix: None,
+    };
+    match recurrent {
+        Recurrent::ShortConv => {
+            let kernel = k.count("shortconv.l_cache", 1..=MAX_KERNEL, None)?.value;
+            return Ok(Some(RecurrentHparams { kernel, ..none }));
+        }
+        Recurrent::Rwkv7 => return rwkv7(k, none).map(Some),
+        Recurrent::Mamba1 => return mamba1(k, none).map(Some),
+        _ => {}
     }
     let kernel = k.count("ssm.conv_kernel", 1..=MAX_KERNEL, None)?.value;
     if recurrent == Recurrent::KimiDelta {
@@ -146,6 +181,7 @@ pub(super) fn read(
             state_size,
             heads: n_head,
             groups: n_head,
+            ..none
         };
         if n_head == 0 {
             let key = k.full("attention.head_count");
@@ -157,16 +193,70 @@ pub(super) fn read(
     let inner = k.count("ssm.inner_size", 1..=MAX_WIDTH, None)?.value;
     let state_size = k.count("ssm.state_size", 1..=MAX_WIDTH, None)?.value;
     let heads = k.count("ssm.time_step_rank", 1..=MAX_HEADS, None)?.value;
-    let groups = k.count("ssm.group_count", 1..=heads, None)?.value;
+    let (groups, rank) = match recurrent {
+        Recurrent::Plamo2 => {
+            k.count("ssm.group_count", 0..=0, Some(0))?;
+            (1, (n_embd / 16).max(64))
+        }
+        _ => (k.count("ssm.group_count", 1..=heads, None)?.value, 0),
+    };
     let sizes = RecurrentHparams {
         kernel,
         inner,
         state_size,
         heads,
         groups,
+        rank,
+        mix: None,
     };
     check(k, recurrent, &sizes)?;
     Ok(Some(sizes))
+}
+
+/// Reads the sizes of Mamba 1, in which each value has a state of its own.
+fn mamba1(k: &mut Keys<'_>, none: RecurrentHparams) -> Result<RecurrentHparams, Error> {
+    let sizes = RecurrentHparams {
+        kernel: k.count("ssm.conv_kernel", 1..=MAX_KERNEL, None)?.value,
+        inner: k.count("ssm.inner_size", 1..=MAX_WIDTH, None)?.value,
+        state_size: k.count("ssm.state_size", 1..=MAX_WIDTH, None)?.value,
+        rank: k.count("ssm.time_step_rank", 1..=MAX_WIDTH, None)?.value,
+        ..none
+    };
+    check_state(k, "ssm.state_size", &sizes)?;
+    Ok(sizes)
+}
+
+/// Reads the sizes of RWKV 7, whose heads fill the embedding width, and whose halves of a layer
+/// each read the row before.
+fn rwkv7(k: &mut Keys<'_>, none: RecurrentHparams) -> Result<RecurrentHparams, Error> {
+    const SIZE: &str = "wkv.head_size";
+    let n_embd = none.inner;
+    k.count("token_shift_count", 2..=2, Some(2))?;
+    let state_size = k.count(SIZE, 1..=MAX_WIDTH, None)?.value;
+    if !n_embd.is_multiple_of(state_size) {
+        let expected = format!("heads that fill embedding_length {n_embd}");
+        return Err(k.bad(k.full(SIZE), expected, state_size.to_string()));
+    }
+    let mut rank = |of: &str| {
+        let key = format!("attention.{of}_lora_rank");
+        Ok::<usize, Error>(k.count(&key, 1..=MAX_WIDTH, None)?.value)
+    };
+    let mix = MixRanks {
+        decay: rank("decay")?,
+        rate: rank("iclr")?,
+        value: rank("value_residual_mix")?,
+        gate: rank("gate")?,
+    };
+    let sizes = RecurrentHparams {
+        kernel: 2,
+        state_size,
+        heads: n_embd / state_size,
+        groups: n_embd / state_size,
+        mix: Some(mix),
+        ..none
+    };
+    check_state(k, SIZE, &sizes)?;
+    Ok(sizes)
 }
 
 fn check(k: &Keys<'_>, recurrent: Recurrent, sizes: &RecurrentHparams) -> Result<(), Error> {
@@ -219,7 +309,10 @@ impl Recurrent {
             Recurrent::DeltaNet(heads) => heads,
             Recurrent::KimiDelta
             | Recurrent::ShortConv
+            | Recurrent::Mamba1
             | Recurrent::Mamba2
+            | Recurrent::Plamo2
+            | Recurrent::Rwkv7
             | Recurrent::Mamba2Beside => KeyHeads::Grouped,
         }
     }

@@ -20,7 +20,8 @@ pub use classifier::Classifier;
 pub use mtp::MtpInput;
 pub use per_layer::{PerLayer, PerLayerInputs};
 pub use recurrent::{
-    DeltaInputs, DeltaNet, DeltaRates, GroupNorm, KimiDelta, Mamba2, Recurrence, ShortConv,
+    BiasedLowRank, ChannelMix, DeltaInputs, DeltaNet, DeltaRates, GroupNorm, KimiDelta, Mamba1,
+    Mamba2, Plamo2, Recurrence, ShortConv, TimeMix,
 };
 pub use rope::RopeDivisors;
 pub use tensors::{Pieces, Tensors, VecId, Vector, WeightId, WeightRef};
@@ -36,6 +37,9 @@ pub struct NormWeights {
     pub tap: Option<&'static str>,
     /// Whether the name carries the layer's number.
     pub numbered: bool,
+    /// (group width), all 1, where the values of a row are normed in groups, each with weights of
+    /// its own.
+    pub ones: Option<VecId>,
 }
 
 impl NormWeights {
@@ -46,6 +50,7 @@ impl NormWeights {
             bias: None,
             tap: Some(tap),
             numbered: true,
+            ones: None,
         }
     }
 }
@@ -61,6 +66,8 @@ pub struct FeedForward {
     pub up: WeightId,
     /// (n_ff)
     pub up_bias: Option<VecId>,
+    /// Norm before the last projection.
+    pub sub_norm: Option<NormWeights>,
     /// (n_embd, n_ff)
     pub down: WeightId,
     /// (n_embd)
@@ -76,6 +83,8 @@ pub enum Ffn {
     Experts(Experts),
     /// Both, in parallel.
     Both(DenseAndExperts),
+    /// RWKV's, which also reads the row before.
+    ChannelMix(ChannelMix),
     /// None: the layer ends with attention or its recurrence.
     Absent,
 }
@@ -85,7 +94,7 @@ impl Ffn {
     pub fn dense(&self) -> Option<&FeedForward> {
         match self {
             Ffn::Dense(dense) | Ffn::Both(DenseAndExperts { dense, .. }) => Some(dense),
-            Ffn::Experts(_) | Ffn::Absent => None,
+            Ffn::Experts(_) | Ffn::ChannelMix(_) | Ffn::Absent => None,
         }
     }
 
@@ -93,7 +102,7 @@ impl Ffn {
     pub fn experts(&self) -> Option<&Experts> {
         match self {
             Ffn::Experts(experts) | Ffn::Both(DenseAndExperts { experts, .. }) => Some(experts),
-            Ffn::Dense(_) | Ffn::Absent => None,
+            Ffn::Dense(_) | Ffn::ChannelMix(_) | Ffn::Absent => None,
         }
     }
 }
@@ -212,6 +221,8 @@ pub struct Attention {
     pub gate: Option<WeightId>,
     /// Zeros that pad the narrower of key and value heads.
     pub padding: Option<VecId>,
+    /// Norm before the last projection.
+    pub sub_norm: Option<NormWeights>,
     /// (n_embd, n_head * value_dim)
     pub wo: WeightId,
     /// (n_embd)
@@ -235,6 +246,7 @@ impl Attention {
             sinks: None,
             gate: None,
             padding: None,
+            sub_norm: None,
             wo,
             bo: None,
         }

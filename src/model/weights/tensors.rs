@@ -32,7 +32,7 @@ pub struct WeightRef {
     pub pieces: Option<Pieces>,
     /// Factor of every product with the matrix: NVFP4's `x.scale`, otherwise 1.
     pub scale: f32,
-    /// The rows' bytes, where the file has its columns as rows.
+    /// The bytes of all rows, where the file has columns as rows, or other values to make them of.
     pub transposed: Option<Arc<Vec<u8>>>,
 }
 
@@ -89,7 +89,7 @@ impl WeightRef {
     /// If `gguf` is not the file the weight was bound from, or the rows are not contiguous.
     pub fn bytes<'a>(&'a self, gguf: &'a Gguf) -> &'a [u8] {
         if let Some(bytes) = &self.transposed {
-            return bytes;
+            return &bytes[self.offset()..][..self.n_bytes()];
         }
         assert!(self.pieces.is_none(), "{}: rows of pieces", self.name);
         let start = self.offset();
@@ -108,7 +108,7 @@ impl WeightRef {
         room: &'a mut Vec<u8>,
     ) -> &'a [u8] {
         if let Some(bytes) = &self.transposed {
-            return &bytes[range];
+            return &bytes[self.offset()..][range];
         }
         let info = self.info(gguf);
         let start = self.place(range.start);

@@ -4,16 +4,104 @@ use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::families::{
     DEEPSEEK2, GRANITE, LLAMA, MIXTRAL, NARROW, PARALLEL, QWEN2, QWEN3, SIGMOID, STARCODER2,
-    UNNAMED_ATTN_OUT, norm,
+    UNNAMED_ATTN_OUT, bare, norm,
 };
 use super::{
-    Architecture, Embedded, Experts, Gating, Names, NormKind, QkNorm, Recurrent, ResultGate,
-    Rotated, Scales, SharedWidth, Sinks, Up, WeightsNorm, WindowLength, WindowRope, Windows,
+    Architecture, Embedded, Experts, Gating, MaxBias, Names, NormKind, QkNorm, Recurrent,
+    ResultGate, Rotated, Scales, SharedWidth, Sinks, Up, WeightsNorm, WindowLength, WindowRope,
+    Windows,
 };
 
 /// Their differences from their families.
 pub(super) const COMBINED: &[Architecture] = &[
     NEMOTRON_H,
+    Architecture {
+        name: "apertus",
+        whole_rotation: true,
+        up: Up::Plain,
+        activation: Activation::Xielu,
+        names: Names {
+            ffn_out: Some("ffn_down"),
+            rotated: [Some("Qcur_pos"), Some("Kcur_pos")],
+            ..LLAMA.names
+        },
+        ..QWEN3
+    },
+    Architecture {
+        name: "bitnet",
+        sub_norms: true,
+        names: Names {
+            ffn_out: Some("ffn_down"),
+            ..LLAMA.names
+        },
+        ..QWEN2
+    },
+    Architecture {
+        name: "bloom",
+        alibi: MaxBias::Constant(8.0),
+        embedding_norm: Some(true),
+        rotated: Rotated::Never,
+        ..STARCODER2
+    },
+    Architecture {
+        name: "mpt",
+        alibi: MaxBias::Keyed,
+        clamped: true,
+        rotated: Rotated::Never,
+        ..STARCODER2
+    },
+    Architecture {
+        name: "mamba",
+        recurrent: Some(Recurrent::Mamba1 { normed: false }),
+        feeds_forward: false,
+        names: PARALLEL,
+        ..LLAMA
+    },
+    Architecture {
+        name: "jamba",
+        recurrent: Some(Recurrent::Mamba1 { normed: true }),
+        rotated: Rotated::Never,
+        experts: Some(Experts {
+            weights_norm: WeightsNorm::Never,
+            where_routed: true,
+            ..MIXTRAL
+        }),
+        names: Names {
+            attn_out: Some("ffn_inp"),
+            residual: None,
+            ..LLAMA.names
+        },
+        ..LLAMA
+    },
+    Architecture {
+        name: "plamo2",
+        attn_norm: norm("attn_norm", ""),
+        attn_post_norm: bare("post_attention_norm", "attn_post_norm"),
+        ffn_norm: norm("ffn_norm", "ffn_pre_norm"),
+        ffn_post_norm: bare("post_ffw_norm", "ffn_post_norm"),
+        recurrent: Some(Recurrent::Plamo2),
+        qk_norm: QkNorm::EachHead,
+        up: Up::Fused,
+        names: Names {
+            embedding: "embedding_output",
+            residual: Some("attn_residual"),
+            rotated: [None; 2],
+            ..LLAMA.names
+        },
+        ..QWEN2
+    },
+    Architecture {
+        name: "rwkv7",
+        norm: NormKind::Layer,
+        embedding_norm: Some(false),
+        recurrent: Some(Recurrent::Rwkv7),
+        ffn_norm: norm("attn_norm_2", "ffn_norm"),
+        names: Names {
+            ffn_out: None,
+            ..LLAMA.names
+        },
+        ..LLAMA
+    },
     Architecture {
         name: "afmoe",
         attn_post_norm: norm("post_attention_norm", "attn_post_norm"),

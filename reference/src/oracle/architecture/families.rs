@@ -3,9 +3,9 @@
 use super::super::math::Activation;
 use super::super::rope::RopePairs;
 use super::{
-    Architecture, Embedded, Experts, Gating, Names, Norm, NormKind, QkNorm, Recurrent, Rotated,
-    Scales, ScoreScale, Sections, SharedWidth, Sinks, Up, WeightsNorm, WindowLength, WindowRope,
-    Windows,
+    Architecture, Embedded, Experts, Gating, MaxBias, Names, Norm, NormKind, QkNorm, Recurrent,
+    Rotated, Scales, ScoreScale, Sections, SharedWidth, Sinks, Up, WeightsNorm, WindowLength,
+    WindowRope, Windows,
 };
 
 pub(super) const fn norm(tensor: &'static str, tap: &'static str) -> Option<Norm> {
@@ -51,6 +51,9 @@ pub(super) const LLAMA: Architecture = Architecture {
     parallel: false,
     keyed_parallel: false,
     clamped: false,
+    alibi: MaxBias::None,
+    embedding_norm: None,
+    sub_norms: false,
     fused_shared: false,
     latent: false,
     names_latent: true,

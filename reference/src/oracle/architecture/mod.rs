@@ -46,6 +46,12 @@ pub(super) struct Architecture {
     pub(super) keyed_parallel: bool,
     /// `attention.clamp_kqv` limits queries, keys and values.
     pub(super) clamped: bool,
+    /// Scores fall with distance.
+    pub(super) alibi: MaxBias,
+    /// Token embeddings are normed; whether llama.cpp names the result.
+    pub(super) embedding_norm: Option<bool>,
+    /// Norms before the last projections of both blocks.
+    pub(super) sub_norms: bool,
     /// A shared expert's gate and up projections are one tensor.
     pub(super) fused_shared: bool,
     /// Whether the parts of its queries and keys are named.
@@ -158,6 +164,15 @@ impl NormKind {
     }
 }
 
+/// The largest bias of scores that fall with distance (ALiBi).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum MaxBias {
+    None,
+    Constant(f64),
+    /// `attention.max_alibi_bias`; none without it, or if it is 0.
+    Keyed,
+}
+
 /// Embeddings added to each token's before the norm: that of the first token type, and of its
 /// position.
 #[derive(Debug, Clone, Copy)]
@@ -189,6 +204,7 @@ pub(super) struct ResultGate {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Norm {
     pub(super) tensor: &'static str,
+    /// Name of the result; empty if llama.cpp does not name it.
     pub(super) tap: &'static str,
     /// Whether llama.cpp's name has the layer's number.
     pub(super) numbered: bool,
@@ -206,6 +222,8 @@ pub(super) enum QkNorm {
     HeadIfPresent,
     /// As `Head`, after RoPE.
     HeadAfterRotation,
+    /// Each head with weights of its own.
+    EachHead,
     /// Each head with weights of its own, in models of this many layers or more.
     EachHeadFrom(usize),
     /// All heads together.
@@ -224,6 +242,13 @@ pub(super) enum Recurrent {
     KimiDelta,
     /// Short convolution between gates, in layers without KV heads.
     ShortConv,
+    /// Mamba 1, in layers without KV heads; whether its inputs have norms with weights, instead of
+    /// norms without any if `ssm.dt_b_c_rms` is true.
+    Mamba1 { normed: bool },
+    /// PLaMo 2's Mamba, in layers without KV heads.
+    Plamo2,
+    /// RWKV 7, in all layers.
+    Rwkv7,
     /// Mamba 2, in layers without KV heads.
     Mamba2,
     /// Mamba 2 parallel to attention, in every layer.

@@ -70,7 +70,14 @@ fn read_counts(
     // layers without KV heads are recurrent
     let headless = matches!(
         architecture.recurrent,
-        Some(Recurrent::KimiDelta | Recurrent::ShortConv | Recurrent::Mamba2)
+        Some(
+            Recurrent::KimiDelta
+                | Recurrent::ShortConv
+                | Recurrent::Mamba1 { .. }
+                | Recurrent::Mamba2
+                | Recurrent::Plamo2
+                | Recurrent::Rwkv7
+        )
     );
     let least = usize::from(!headless);
     let n_head = keys

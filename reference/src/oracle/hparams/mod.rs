@@ -10,8 +10,9 @@ mod recurrent;
 mod rope;
 mod rows;
 mod windows;
+mod xielu;
 
-use super::architecture::{self, Architecture, NormKind, QkNorm, Rotated, WindowLength};
+use super::architecture::{self, Architecture, MaxBias, NormKind, QkNorm, Rotated, WindowLength};
 use super::rope::Rope;
 use crate::Error;
 pub(super) use experts::{Groups, LayerExperts, Routing};
@@ -50,6 +51,9 @@ pub(super) struct LayerDims {
     pub(super) experts: Option<LayerExperts>,
     /// Limits of gated products: of experts, and of shared experts and dense blocks.
     pub(super) limits: [Option<f64>; 2],
+    /// Coefficients of xIELU: of the square, of the exponential, of the line, and the limit of the
+    /// exponent.
+    pub(super) xielu: Option<[f64; 4]>,
 }
 
 /// Position-dependent scale of queries: `1 + strength · ln(1 + ⌊(position + offset) / length⌋)`.
@@ -91,6 +95,8 @@ pub(super) struct Hparams {
     pub(super) parallel: bool,
     /// Limit of the size of queries, keys and values.
     pub(super) qkv_limit: Option<f64>,
+    /// Largest bias of scores that fall with distance.
+    pub(super) max_bias: Option<f64>,
     pub(super) score_cap: Option<f64>,
     pub(super) logit_cap: Option<f64>,
     pub(super) temperature: Option<Temperature>,
@@ -120,6 +126,7 @@ impl Hparams {
         let (routing, experts) = experts::read(&keys, architecture, &n_ff)?;
         let (state, recurrent) = recurrent::read(&keys, architecture, n_embd, &heads)?;
         let limits = read_limits(&keys, architecture, n_layer)?;
+        let xielu = xielu::read(&keys, architecture, n_layer)?;
         let mut layers: Vec<LayerDims> = (0..n_layer)
             .map(|il| LayerDims {
                 n_head: heads.n_head[il],
@@ -139,6 +146,7 @@ impl Hparams {
                 rotates: rotates(il),
                 experts: experts[il],
                 limits: [limits[0][il], limits[1][il]],
+                xielu: xielu.as_ref().map(|of| of[il]),
             })
             .collect();
         per_layer::share(&keys, architecture, &mut layers)?;
@@ -168,6 +176,11 @@ impl Hparams {
             qkv_limit: match architecture.clamped {
                 true => keys.factor("attention.clamp_kqv")?,
                 false => None,
+            },
+            max_bias: match architecture.alibi {
+                MaxBias::None => None,
+                MaxBias::Constant(bias) => Some(bias),
+                MaxBias::Keyed => keys.factor("attention.max_alibi_bias")?,
             },
             score_cap: read_score_cap(&keys, architecture)?,
             logit_cap: match keys.number("final_logit_softcapping")? {

@@ -24,7 +24,24 @@ pub(in super::super) struct State {
     pub(in super::super) heads: usize,
     /// Groups of heads that share the vectors that write and read the state.
     pub(in super::super) groups: usize,
+    /// Number of values that time steps are projected from.
+    pub(in super::super) rank: usize,
+    /// Keys, queries and time steps are normed without weights.
+    pub(in super::super) normed: bool,
+    /// Ranks of RWKV's decay, rate, share of values, and gate.
+    pub(in super::super) ranks: [usize; 4],
 }
+
+const NONE: State = State {
+    kernel: 1,
+    inner: 1,
+    size: 1,
+    heads: 1,
+    groups: 1,
+    rank: 0,
+    normed: false,
+    ranks: [0; 4],
+};
 
 /// Reads the state's sizes, and which layers have one.
 pub(super) fn read(
@@ -39,16 +56,61 @@ pub(super) fn read(
     };
     let layers = match recurrent {
         Recurrent::DeltaNet { .. } => read_layers(keys, n_layer)?,
+        Recurrent::Rwkv7 => vec![true; n_layer],
         _ => heads.n_head_kv.iter().map(|&heads| heads == 0).collect(),
     };
     let state = match recurrent {
         Recurrent::ShortConv => State {
             kernel: read_kernel(keys, "shortconv.l_cache")?,
             inner: n_embd,
-            size: 1,
-            heads: 1,
-            groups: 1,
+            ..NONE
         },
+        Recurrent::Mamba1 { .. } => {
+            let state = State {
+                kernel: read_kernel(keys, "ssm.conv_kernel")?,
+                inner: keys.count("ssm.inner_size")?,
+                size: keys.count("ssm.state_size")?,
+                rank: keys.count("ssm.time_step_rank")?,
+                normed: keys.flag("ssm.dt_b_c_rms")?.unwrap_or(false),
+                ..NONE
+            };
+            check_sizes(keys, &state)?;
+            state
+        }
+        Recurrent::Plamo2 => {
+            let state = State {
+                kernel: read_kernel(keys, "ssm.conv_kernel")?,
+                inner: keys.count("ssm.inner_size")?,
+                size: keys.count("ssm.state_size")?,
+                heads: keys.count("ssm.time_step_rank")?,
+                rank: (n_embd / 16).max(64),
+                ..NONE
+            };
+            check_sizes(keys, &state)?;
+            state
+        }
+        Recurrent::Rwkv7 => {
+            let size = keys.count("wkv.head_size")?;
+            if !n_embd.is_multiple_of(size) {
+                let expected = format!("heads that fill {n_embd} values");
+                return Err(keys.bad("wkv.head_size", expected, size));
+            }
+            let rank = |name: &str| keys.count(&format!("attention.{name}_lora_rank"));
+            let state = State {
+                inner: n_embd,
+                size,
+                heads: n_embd / size,
+                ranks: [
+                    rank("decay")?,
+                    rank("iclr")?,
+                    rank("value_residual_mix")?,
+                    rank("gate")?,
+                ],
+                ..NONE
+            };
+            check_sizes(keys, &state)?;
+            state
+        }
         Recurrent::KimiDelta => {
             let n_head = heads.n_head.iter().copied().max().unwrap_or(1);
             let size = keys.count("kda.head_dim")?;
@@ -58,6 +120,7 @@ pub(super) fn read(
                 size,
                 heads: n_head,
                 groups: n_head,
+                ..NONE
             };
             check_sizes(keys, &state)?;
             state
@@ -97,6 +160,7 @@ fn read_state(keys: &Keys<'_>, recurrent: Recurrent) -> Result<State, Error> {
         size: keys.count("ssm.state_size")?,
         heads: keys.count("ssm.time_step_rank")?,
         groups: keys.count("ssm.group_count")?,
+        ..NONE
     };
     if !state.heads.is_multiple_of(state.groups) {
         let expected = format!("a divisor of the {} heads", state.heads);

@@ -188,6 +188,7 @@ impl Tower<'_, '_> {
             chunked: false,
             causal: false,
             sinks: None,
+            slopes: None,
         };
         let whole = |every: usize| (block + 1).is_multiple_of(every);
         let sees_all = self.hp.windows.is_none_or(|w| whole(w.whole_every));

@@ -6,18 +6,26 @@ use octavo_analysis::diff::OracleExecution;
 use octavo_fixtures::shared;
 use octavo_kernels::Isa;
 
-const MODELS: [&str; 13] = [
+const MODELS: [&str; 21] = [
     "afmoe",
+    "apertus",
+    "bitnet",
+    "bloom",
     "gpt2",
     "gptneox",
     "granite_swa",
+    "jamba",
     "kimi-linear",
     "llama4",
+    "mamba",
     "mimo2",
     "minimax-m2",
+    "mpt",
     "nemotron_h_moe",
     "olmo",
     "phimoe",
+    "plamo2",
+    "rwkv7",
     "smallthinker",
     "step35",
 ];
@@ -54,6 +62,16 @@ fn another_weight_is_found() {
         ("mimo2", "blk.1.attn_v.weight", "Vcur-1"),
         ("phimoe", "blk.0.ffn_norm.bias", "ffn_norm-0"),
         ("gpt2", "position_embd.weight", "inpL"),
+        ("bitnet", "blk.1.attn_sub_norm.weight", "attn_sub_norm-1"),
+        ("bitnet", "blk.0.ffn_sub_norm.weight", "ffn_sub_norm-0"),
+        ("mamba", "blk.1.ssm_a", "l_out-1"),
+        ("jamba", "blk.0.ssm_dt_norm.weight", "ffn_norm-0"),
+        ("plamo2", "blk.0.ssm_d", "mamba_y_add_d-0"),
+        ("plamo2", "blk.1.attn_q_norm.weight", "Qcur_normed-1"),
+        ("rwkv7", "blk.0.time_mix_r_k.weight", "ffn_inp-0"),
+        ("rwkv7", "blk.1.time_mix_lerp_fused.weight", "ffn_inp-1"),
+        ("rwkv7", "blk.1.time_mix_v0.weight", "ffn_inp-1"),
+        ("rwkv7", "blk.0.channel_mix_lerp_k.weight", "l_out-0"),
     ] {
         let Some(case) = named(model) else {
             return;

@@ -68,7 +68,10 @@ fn drafts_change_nothing() {
         "lfm2moe-Q8_0",
     ];
     let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
-    let others = paths.into_iter().flatten().map(ModelSource::Path);
+    let more = ["plamo2-Q8_0", "rwkv7-Q8_0"];
+    let more = more.map(|name| shared(&format!("arch2/models/{name}.gguf")));
+    let paths = paths.into_iter().chain(more);
+    let others = paths.flatten().map(ModelSource::Path);
     let prompts: Vec<(usize, Vec<u32>)> = (0..5)
         .map(|i| {
             let period = 3 + 2 * i as u32;

@@ -17,7 +17,10 @@ fn going_back_changes_nothing_where_states_are_kept() {
         "granitehybrid-F32",
     ];
     let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
-    for source in paths.into_iter().flatten().map(ModelSource::Path) {
+    let more = ["mamba-F32", "rwkv7-F32"];
+    let more = more.map(|name| shared(&format!("arch2/models/{name}.gguf")));
+    let paths = paths.into_iter().chain(more);
+    for source in paths.flatten().map(ModelSource::Path) {
         let options = EngineOptions {
             ctx: Some(128),
             ..options(Isa::best(), 2, 40)
@@ -141,7 +144,10 @@ fn neighbours_and_few_pages_change_nothing_where_states_are_kept_or_windows_pass
         .map(|i| (i as usize, common.iter().copied().chain(tail(i)).collect()))
         .collect();
     let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
-    for source in paths.into_iter().flatten().map(ModelSource::Path) {
+    let more = ["jamba-Q8_0", "mpt-F32", "rwkv7-Q8_0"];
+    let more = more.map(|name| shared(&format!("arch2/models/{name}.gguf")));
+    let paths = paths.into_iter().chain(more);
+    for source in paths.flatten().map(ModelSource::Path) {
         let engine = |sessions, kv_positions| {
             let options = EngineOptions {
                 sessions,

@@ -4,6 +4,7 @@ mod files;
 mod gates;
 mod mixtures;
 mod norms;
+mod recurrences;
 
 use super::{Row, broken};
 use crate::support::{Load, Val};
@@ -486,6 +487,7 @@ fn rows_that_are_multiplied_in_the_end() {
 #[test]
 fn no_single_change_panics() {
     let more = gates::ARCHITECTURES.into_iter().chain(norms::ARCHITECTURES);
+    let more = more.chain(recurrences::ARCHITECTURES);
     for arch in ARCHITECTURES.into_iter().chain(more) {
         super::bend_everything(&valid(arch));
     }

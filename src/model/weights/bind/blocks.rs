@@ -137,6 +137,7 @@ impl Binder<'_> {
             gate_bias: None,
             up: self.matrix(&blk(l, "ffn_up.weight"), n_ff, n_embd)?,
             up_bias: None,
+            sub_norm: None,
             down: self.matrix(&blk(l, "ffn_down.weight"), n_embd, n_ff)?,
             down_bias: None,
         })
@@ -167,6 +168,7 @@ impl Binder<'_> {
             gate_bias: None,
             up,
             up_bias: None,
+            sub_norm: None,
             down: self.matrix(&blk(l, "ffn_down.weight"), n_embd, n_ff)?,
             down_bias: None,
         })
@@ -312,6 +314,7 @@ impl Binder<'_> {
                 gate_bias: None,
                 up,
                 up_bias: None,
+                sub_norm: None,
                 down: self.matrix(&down, n_embd, n_ff)?,
                 down_bias: None,
             }));
@@ -325,6 +328,7 @@ impl Binder<'_> {
             gate_bias: None,
             up: self.matrix(&blk(l, "ffn_up_shexp.weight"), n_ff, n_embd)?,
             up_bias: None,
+            sub_norm: None,
             down: self.matrix(&down, n_embd, n_ff)?,
             down_bias: None,
         }))

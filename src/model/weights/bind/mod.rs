@@ -5,6 +5,7 @@ mod blocks;
 mod embeddings_and_head;
 mod floats;
 mod recurrent;
+mod rwkv;
 mod tensors;
 
 use std::ops::{Deref, DerefMut};

@@ -1,14 +1,16 @@
-//! Binds recurrent blocks: delta nets, Mamba 2 and short convolutions.
+//! Binds recurrent blocks: delta nets, Mamba and short convolutions.
 
 use super::{Binder, blk};
 use crate::error::Error;
 use crate::hparams::RecurrentHparams;
+use crate::taps;
 use crate::weights::{
-    DeltaInputs, DeltaNet, DeltaRates, GroupNorm, KimiDelta, Mamba2, ShortConv, VecId, WeightId,
+    DeltaInputs, DeltaNet, DeltaRates, GroupNorm, KimiDelta, Mamba1, Mamba2, NormWeights, Plamo2,
+    ShortConv, VecId, WeightId,
 };
 
 impl Binder<'_> {
-    fn recurrent(&self) -> RecurrentHparams {
+    pub(super) fn recurrent(&self) -> RecurrentHparams {
         self.h
             .recurrent
             .expect("read by whoever has recurrent layers")
@@ -137,6 +139,79 @@ impl Binder<'_> {
         })
     }
 
+    /// Binds Mamba 1. Its parts have norms with weights beside feed-forward blocks, and otherwise
+    /// norms without any, if the file asks for them.
+    pub(crate) fn mamba1(&mut self, l: usize) -> Result<Mamba1, Error> {
+        let RecurrentHparams {
+            kernel,
+            inner,
+            state_size,
+            rank,
+            ..
+        } = self.recurrent();
+        let n_embd = self.h.n_embd();
+        let widths = [rank, state_size, state_size];
+        let names = ["ssm_dt_norm", "ssm_b_norm", "ssm_c_norm"];
+        let mut norms = None;
+        if self.h.arch.spec().feeds_forward {
+            let mut all = [VecId(0); 3];
+            for ((norm, name), n) in all.iter_mut().zip(names).zip(widths) {
+                *norm = self.vector(&blk(l, &format!("{name}.weight")), n)?;
+            }
+            norms = Some(all);
+        } else if self.h.normed_steps {
+            norms = Some(widths.map(|n| self.made_vector("(no weight)", vec![1.0; n])));
+        }
+        let mixed = rank + 2 * state_size;
+        let a = self.vector_of_shape(&blk(l, "ssm_a"), &[state_size, inner])?;
+        self.transpose(a, state_size);
+        Ok(Mamba1 {
+            input: self.matrix(&blk(l, "ssm_in.weight"), 2 * inner, n_embd)?,
+            conv: self.convolution(&blk(l, "ssm_conv1d.weight"), kernel, inner)?,
+            conv_bias: self.vector(&blk(l, "ssm_conv1d.bias"), inner)?,
+            mixed: self.matrix(&blk(l, "ssm_x.weight"), mixed, inner)?,
+            norms,
+            steps: self.matrix(&blk(l, "ssm_dt.weight"), inner, rank)?,
+            dt_bias: self.vector(&blk(l, "ssm_dt.bias"), inner)?,
+            a,
+            d: self.vector(&blk(l, "ssm_d"), inner)?,
+            out: self.matrix(&blk(l, "ssm_out.weight"), n_embd, inner)?,
+        })
+    }
+
+    /// Binds PLaMo 2's Mamba.
+    pub(crate) fn plamo2_mamba(&mut self, l: usize) -> Result<Plamo2, Error> {
+        let RecurrentHparams {
+            kernel,
+            inner,
+            state_size,
+            heads,
+            rank,
+            ..
+        } = self.recurrent();
+        let n_embd = self.h.n_embd();
+        let mut norm = |name: &str, n: usize, tap: &'static str| {
+            Ok::<_, Error>(NormWeights::plain(self.vector(&blk(l, name), n)?, tap))
+        };
+        let norms = [
+            norm("ssm_b_norm", state_size, taps::MAMBA_B_NORMED)?,
+            norm("ssm_c_norm", state_size, taps::MAMBA_C_NORMED)?,
+            norm("ssm_dt_norm", rank, taps::MAMBA_DT_NORMED)?,
+        ];
+        let mixed = 2 * state_size + rank;
+        Ok(Plamo2 {
+            input: self.matrix(&blk(l, "ssm_in.weight"), 2 * inner, n_embd)?,
+            conv: self.convolution(&blk(l, "ssm_conv1d.weight"), kernel, inner)?,
+            mixed: self.matrix(&blk(l, "ssm_x.weight"), mixed, inner)?,
+            norms,
+            steps: self.matrix(&blk(l, "ssm_dt.weight"), heads, rank)?,
+            dt_bias: self.vector(&blk(l, "ssm_dt.bias"), heads)?,
+            a: self.vector(&blk(l, "ssm_a"), heads)?,
+            d: self.vector(&blk(l, "ssm_d"), heads)?,
+            out: self.matrix(&blk(l, "ssm_out.weight"), n_embd, inner)?,
+        })
+    }
+
     /// Binds a convolution between two gates.
     pub(crate) fn short_conv(&mut self, l: usize) -> Result<ShortConv, Error> {
         let (n_embd, kernel) = (self.h.n_embd(), self.recurrent().kernel);
@@ -155,12 +230,17 @@ impl Binder<'_> {
     /// Does the same for a tensor of this shape, which begins with the kernel's rows.
     fn convolution_of(&mut self, name: &str, shape: &[usize]) -> Result<VecId, Error> {
         let id = self.vector_of_shape(name, shape)?;
-        let (kernel, width) = (shape[0], self.values(id).len() / shape[0]);
-        let data = self.values(id);
-        let row = |j: usize| (0..width).map(move |column| data[column * kernel + j]);
-        let rows = (0..kernel).flat_map(row).collect();
-        *self.values_mut(id) = rows;
+        self.transpose(id, shape[0]);
         Ok(id)
+    }
+
+    /// Makes `n` rows of a vector's columns of `n` values each.
+    fn transpose(&mut self, id: VecId, n: usize) {
+        let data = self.values(id);
+        let width = data.len() / n;
+        let row = |j: usize| (0..width).map(move |column| data[column * n + j]);
+        let rows = (0..n).flat_map(row).collect();
+        *self.values_mut(id) = rows;
     }
 
     /// Binds a vector that files store as a matrix of one column.
@@ -177,8 +257,22 @@ impl Binder<'_> {
         })
     }
 
+    /// Binds a norm of each of several heads, with weights of its own.
+    pub(crate) fn norm_of_heads(
+        &mut self,
+        name: &str,
+        [width, heads]: [usize; 2],
+        tap: &'static str,
+    ) -> Result<NormWeights, Error> {
+        let weight = self.vector_of_shape(name, &[width, heads])?;
+        Ok(NormWeights {
+            ones: Some(self.made_vector("(no weight)", vec![1.0; width])),
+            ..NormWeights::plain(weight, tap)
+        })
+    }
+
     /// Binds all values of a required tensor of this shape.
-    fn vector_of_shape(&mut self, name: &str, shape: &[usize]) -> Result<VecId, Error> {
+    pub(super) fn vector_of_shape(&mut self, name: &str, shape: &[usize]) -> Result<VecId, Error> {
         match self.take(name, shape)? {
             Some((_, info)) => self.vector_of(name, info),
             None => Err(self.missing(name, shape)),

@@ -263,6 +263,23 @@ impl<'a> TensorBinder<'a> {
         VecId(self.found.vectors.len() as u32 - 1)
     }
 
+    /// Adds a matrix with rows of `cols` values, made of those of the tensor `name`.
+    pub(crate) fn made_matrix(&mut self, name: &str, cols: usize, values: &[f32]) -> WeightId {
+        let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        self.found.matrices.push(WeightRef {
+            name: name.to_owned(),
+            tensor: self.index.get(name).copied().unwrap_or(0),
+            ty: TensorType::F32,
+            rows: (values.len() / cols) as u64,
+            cols: cols as u64,
+            row_start: 0,
+            pieces: None,
+            scale: 1.0,
+            transposed: Some(Arc::new(bytes)),
+        });
+        WeightId(self.found.matrices.len() as u32 - 1)
+    }
+
     /// Returns a vector.
     pub(crate) fn found(&self, id: VecId) -> &Vector {
         &self.found.vectors[id.0 as usize]
@@ -322,6 +339,7 @@ impl<'a> TensorBinder<'a> {
             bias,
             tap: Some(tap),
             numbered: true,
+            ones: None,
         }))
     }
 

@@ -27,6 +27,9 @@ pub(super) fn valid(arch: &'static str) -> File {
         "exaone-moe" => exaone_moe(&mut f),
         "nemotron_h_moe" => nemotron_h_moe(&mut f),
         _ if super::gates::ARCHITECTURES.contains(&arch) => super::gates::valid(arch, &mut f),
+        _ if super::recurrences::ARCHITECTURES.contains(&arch) => {
+            super::recurrences::valid(arch, &mut f);
+        }
         _ if super::norms::ARCHITECTURES.contains(&arch) => super::norms::valid(arch, &mut f),
         "gpt-oss" => gpt_oss(&mut f),
         "bert" => bert(&mut f),
