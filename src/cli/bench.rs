@@ -224,6 +224,7 @@ fn measure(
     let options = EngineOptions {
         device: choice(&setting.processor),
         gpu_layers: setting.gpu_layers,
+        layer_split: args.device.layer_split(),
         cpu_experts: args.device.cpu_experts(),
         fit: args.device.fit.fit(),
         graphs: args.device.graphs(),

@@ -7,15 +7,16 @@ use gguf_rs_lite::Gguf;
 
 use crate::backend::cpu::{self, Cpu};
 use crate::backend::cuda::{self, Cuda, Limits};
+use crate::backend::pipeline::Pipeline;
 use crate::backend::ranks::{self, TensorParallelGroup};
 use crate::backend::{Backend, Loading, LoadingSink, split};
 use crate::engine::Sizes;
 use crate::error::Error;
 use crate::fit::fitted;
-use crate::options::{DeviceChoice, EngineOptions};
+use crate::options::{DeviceChoice, EngineOptions, LayerSplit};
 use crate::source::ModelSource;
 use crate::threads::default_threads;
-use octavo_kernels::cuda::{Fitting, Gpu, Needs};
+use octavo_kernels::cuda::{Device, Fitting, Gpu, Needs};
 use octavo_model::{Adapter, Model, Network};
 
 /// The device that a network runs on, with its options.
@@ -128,6 +129,11 @@ impl Placement {
         if !options.cpu_experts.is_empty() {
             return Err(Error::RanksWithCpuExperts { ranks });
         }
+        if options.layer_split.is_some() {
+            return Err(Error::LayerSplitWith(
+                "ranks, of which each has rows of all layers",
+            ));
+        }
         if options.keep_hidden {
             return Err(Error::RanksWithMtp { ranks });
         }
@@ -171,7 +177,13 @@ pub(crate) fn place(
         (choice, true) => choice,
         (choice, false) => cpu_for_adapters(choice, sink)?,
     };
-    if let Some(ordinal) = ordinal(choice) {
+    let on_gpu = choice != DeviceChoice::Cpu;
+    if let Some(split) = options.layer_split.as_ref().filter(|_| on_gpu) {
+        match place_on_gpus(split, (gguf, model), options, sink) {
+            Ok(placed) => return Ok(placed),
+            Err(error) => fall_back(choice, error, sink)?,
+        }
+    } else if let Some(ordinal) = ordinal(choice) {
         match place_on_gpu(ordinal, (gguf, model), options, sink) {
             Ok(placed) => return Ok(placed),
             Err(error) => fall_back(choice, error, sink)?,
@@ -229,6 +241,71 @@ fn place_on_gpu(
             }
             prepared => return Ok((sizes, prepared?)),
         }
+    }
+}
+
+/// Prepares a model's layers on several GPUs. What does not fit is refused.
+fn place_on_gpus(
+    split: &LayerSplit,
+    (gguf, model): (&Arc<Gguf>, &mut Model),
+    options: &EngineOptions,
+    sink: &mut LoadingSink<'_>,
+) -> Result<(Sizes, Box<dyn Backend>), Error> {
+    let n_layer = model.hparams.n_layer();
+    if options.gpu_layers.is_some_and(|layers| layers < n_layer) {
+        return Err(Error::LayerSplitWith("layers on the CPU"));
+    }
+    if !options.cpu_experts.is_empty() {
+        return Err(Error::LayerSplitWith("experts on the CPU"));
+    }
+    let (gpus, proportions) = open_all(split)?;
+    let sizes = Sizes::of(model, options)?;
+    model.fit_to_context(sizes.n_ctx);
+    let how = Placement::new(options, &sizes.limits)?.how.cuda;
+    let pipeline = Pipeline::prepare(gpus, (gguf, model), &proportions, &how, sink)?;
+    Ok((sizes, Box::new(pipeline)))
+}
+
+/// Opens the GPUs that get layers, and returns their proportions of these.
+fn open_all(split: &LayerSplit) -> Result<(Vec<Gpu>, Vec<f64>), Error> {
+    let devices = cuda::devices()?;
+    let Some(proportions) = &split.proportions else {
+        let works = devices.iter().filter(|(_, wrong)| wrong.is_none());
+        let gpus = works.map(|(info, _)| open(info.ordinal));
+        let gpus = gpus.collect::<Result<Vec<Gpu>, Error>>()?;
+        let free = gpus.iter().map(|gpu| Ok(gpu.free_bytes()? as f64));
+        let free = free.collect::<Result<Vec<f64>, cuda::Error>>()?;
+        return match free.iter().any(|bytes| *bytes > 0.0) {
+            true => Ok((gpus, free)),
+            // the first one has a reason
+            false => Err(open(0)
+                .err()
+                .unwrap_or_else(|| wrong_split(split, devices.len()))),
+        };
+    };
+    let are_right = proportions
+        .iter()
+        .all(|share| share.is_finite() && *share >= 0.0)
+        && proportions.iter().any(|share| *share > 0.0)
+        && proportions.len() <= devices.len();
+    if !are_right {
+        return Err(wrong_split(split, devices.len()));
+    }
+    let used = (0..).zip(proportions.iter().copied());
+    let used = used.filter(|(_, share)| *share > 0.0);
+    let (ordinals, proportions): (Vec<usize>, Vec<f64>) = used.unzip();
+    let gpus = ordinals.into_iter().map(open);
+    Ok((gpus.collect::<Result<_, _>>()?, proportions))
+}
+
+fn wrong_split(split: &LayerSplit, gpus: usize) -> Error {
+    let got = split.proportions.iter().flatten().map(f64::to_string);
+    Error::LayerSplit {
+        expected: match gpus {
+            1 => "1 GPU".to_owned(),
+            n => format!("up to {n} GPUs"),
+        },
+        got: got.collect::<Vec<_>>().join(","),
     }
 }
 

@@ -216,6 +216,28 @@ pub enum Error {
         /// Layers of the model.
         n_layer: usize,
     },
+    /// Layers that cannot be split among GPUs.
+    #[error(
+        "{file}: layers on {gpus} GPUs: expected all on one, since layers share keys and values, \
+         or inputs, with others"
+    )]
+    IndivisibleLayers {
+        /// The model.
+        file: String,
+        /// GPUs that would get layers.
+        gpus: usize,
+    },
+    /// Layers on several GPUs and other parts of the model elsewhere.
+    #[error("layers on several GPUs: expected the whole model there, got {0}")]
+    LayerSplitWith(&'static str),
+    /// Proportions of layers for more GPUs than there are, or none above 0.
+    #[error("layers on several GPUs: expected proportions for {expected}, one above 0, got {got}")]
+    LayerSplit {
+        /// GPUs that there are.
+        expected: String,
+        /// The proportions.
+        got: String,
+    },
     /// A choice of tensors for the CPU that is not the experts of whole layers.
     #[error(
         "{file}: {pattern} names {got}: expected the experts of whole layers \

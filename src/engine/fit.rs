@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::PAGE_POSITIONS;
-use octavo_kernels::cuda::{self, Device, Needs, RESERVED};
+use octavo_kernels::cuda::{self, Device, ModelPart, Needs, RESERVED};
 use octavo_model::Model;
 
 use crate::backend::{CpuExperts, Loading, LoadingSink};
@@ -262,7 +262,7 @@ impl Asked<'_> {
         let n_layer = self.model.hparams.n_layer();
         Ok(Error::Cuda(cuda::Error::TooLarge {
             device,
-            part: (least.gpu_layers < n_layer).then_some(least.gpu_layers),
+            part: (least.gpu_layers < n_layer).then_some(ModelPart::Last(least.gpu_layers)),
             needs: placement.needs(self.gguf, self.model)?,
             free,
             fitting: Box::new(placement.fitting(self.gguf, self.model, free)),

@@ -58,7 +58,7 @@ pub use kv::{
 };
 pub use octavo_kernels::trim as release_freed_memory;
 pub use octavo_model::Pooling;
-pub use options::{DeviceChoice, EngineOptions, default_batch};
+pub use options::{DeviceChoice, EngineOptions, LayerSplit, default_batch};
 pub use session::{Logits, LogitsFor, Session};
 pub use source::ModelSource;
 pub use speculative::{DraftStats, Lookup};

@@ -29,6 +29,14 @@ pub enum DeviceChoice {
     Cuda(usize),
 }
 
+/// How to divide a model's layers among several GPUs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LayerSplit {
+    /// Proportions of layers for the GPUs from number 0 on; further GPUs get none. `None` divides
+    /// them by free memory, among all GPUs that work.
+    pub proportions: Option<Vec<f64>>,
+}
+
 /// How to load and run a model.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
@@ -37,6 +45,8 @@ pub struct EngineOptions {
     /// On a GPU, how many of the last layers run there, together with the output head; `None` means
     /// all layers.
     pub gpu_layers: Option<usize>,
+    /// How to divide the layers among all GPUs; `None` for one GPU.
+    pub layer_split: Option<LayerSplit>,
     /// Layers on a GPU whose experts stay in the CPU's memory and are computed there.
     pub cpu_experts: CpuExperts,
     /// How to fit a model into a GPU's memory that it does not fit into as these options say;
@@ -98,6 +108,7 @@ impl Default for EngineOptions {
         EngineOptions {
             device: DeviceChoice::default(),
             gpu_layers: None,
+            layer_split: None,
             cpu_experts: CpuExperts::default(),
             fit: Some(Fit::default()),
             threads: None,

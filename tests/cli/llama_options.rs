@@ -30,7 +30,7 @@ fn the_others_are_refused_by_their_names() {
         ("serve -dr ai/model", "octavo has no -dr: hf:USER/REPO"),
         ("run -p x -hfd org/model", "octavo has no -hfd: --draft hf:"),
         ("serve --jinja", "octavo has no --jinja: "),
-        ("run -p x -sm none", "octavo has no -sm: "),
+        ("run -p x -rpc host:1", "octavo has no -rpc: "),
         ("bench -pg 1,2", "octavo has no -pg: "),
         ("tokenize -ngl 3 -p x", "octavo tokenize has no -ngl"),
         ("run -p x -bs", "octavo has no -bs: "),

@@ -1,5 +1,8 @@
 //! Sampled rows get their largest logits from the device, and draw the tokens that all logits give.
 
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use octavo_engine::backend::{Backend, Phase, Step, StepSequence, cuda};
 use octavo_engine::sample::{SamplerConfig, Stage};
 use octavo_engine::{Engine, EngineOptions, GenerationParams, ModelSource, Observer};
@@ -91,16 +94,14 @@ fn generated(engine: &Engine, sampler: &SamplerConfig, logprobs: Option<usize>) 
 }
 
 /// A seed draws the same tokens from candidates as from all logits, which log-probabilities need;
-/// bytes that come from the device show which of the two were asked for.
+/// launches show which of the two were asked for.
 #[test]
 fn seeds_draw_the_same_tokens_from_candidates() {
     let Some(device) = device() else { return };
-    let downloaded: &'static std::sync::atomic::AtomicUsize = Box::leak(Box::default());
+    let found: &'static AtomicUsize = Box::leak(Box::default());
     let mut watched = Watched::new(device);
-    watched.all_downloaded = Some(downloaded);
+    watched.all_candidates = Some(found);
     let engine = demo(watched);
-    let n_vocab = engine.tokenizer().n_vocab();
-    let take = || downloaded.swap(0, std::sync::atomic::Ordering::Relaxed);
     let chat = SamplerConfig {
         temperature: 1.3,
         top_k: 20,
@@ -118,32 +119,30 @@ fn seeds_draw_the_same_tokens_from_candidates() {
         logit_bias: vec![(5, f32::NEG_INFINITY), (17, f32::NEG_INFINITY)],
         ..chat.clone()
     };
-    let mut texts = std::collections::BTreeSet::new();
+    // penalties look at other tokens than the largest, and log-probabilities at all
+    let penalised = SamplerConfig {
+        repeat_penalty: 1.1,
+        ..chat.clone()
+    };
+    generated(&engine, &penalised, None);
+    generated(&engine, &chat, Some(0));
+    assert_eq!(found.load(Ordering::Relaxed), 0, "all logits were needed");
+    let mut texts = BTreeSet::new();
     for (i, config) in [&chat, &warmest_first, &banned].into_iter().enumerate() {
         for seed in 0..5 {
             let config = SamplerConfig {
                 seed,
                 ..config.clone()
             };
-            take();
             let few = generated(&engine, &config, None);
-            let bytes = take();
             let all = generated(&engine, &config, Some(0));
             assert_eq!(few, all, "chain {i}, seed {seed}");
-            assert!(take() > 4 * n_vocab, "log-probabilities are of all logits");
-            // an id and a logit each, and words of the record
-            let most = few.len() * (8 * 256 + 64);
-            assert!(bytes <= most, "{bytes} bytes for {} tokens", few.len());
             texts.insert(few);
         }
     }
+    assert!(
+        found.load(Ordering::Relaxed) > 0,
+        "no candidates were asked for"
+    );
     assert!(texts.len() > 3, "{} texts", texts.len());
-    // penalties look at other tokens than the largest
-    let penalised = SamplerConfig {
-        repeat_penalty: 1.1,
-        ..chat
-    };
-    take();
-    let few = generated(&engine, &penalised, None);
-    assert!(take() >= few.len() * 4 * n_vocab);
 }

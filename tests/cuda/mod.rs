@@ -14,6 +14,7 @@ mod experts;
 mod goldens;
 mod images;
 mod mtp;
+mod pipeline;
 mod ranks;
 mod standin;
 mod steps;

@@ -18,8 +18,8 @@ pub(crate) struct Watched {
     pub(crate) all_replays: Option<&'static AtomicUsize>,
     /// Recordings, likewise.
     pub(crate) all_recordings: Option<&'static AtomicUsize>,
-    /// Bytes downloaded, likewise.
-    pub(crate) all_downloaded: Option<&'static AtomicUsize>,
+    /// Launches that find candidates, but for replays, likewise.
+    pub(crate) all_candidates: Option<&'static AtomicUsize>,
     /// Uploads of this many bytes are lost.
     pub(crate) lost: Option<usize>,
     /// Uploads when the last replay began.
@@ -46,7 +46,7 @@ impl Watched {
             replays: 0,
             all_replays: None,
             all_recordings: None,
-            all_downloaded: None,
+            all_candidates: None,
             lost: None,
             replayed_after: 0,
             stale: None,
@@ -100,10 +100,6 @@ impl Device for Watched {
 
     fn download_all(&mut self, copies: &mut [(Ptr, &mut [u8])]) -> Result<(), Error> {
         self.downloads += 1;
-        if let Some(all) = self.all_downloaded {
-            let bytes = copies.iter().map(|(_, bytes)| bytes.len()).sum();
-            all.fetch_add(bytes, Ordering::Relaxed);
-        }
         self.device.download_all(copies)
     }
 
@@ -121,6 +117,10 @@ impl Device for Watched {
     }
 
     unsafe fn launch(&mut self, launch: &Launch) -> Result<(), Error> {
+        if let Some(all) = self.all_candidates {
+            let finds = launch.kernel == "candidates_merge";
+            all.fetch_add(usize::from(finds), Ordering::Relaxed);
+        }
         // SAFETY: the caller's promise.
         unsafe { self.device.launch(launch) }
     }

@@ -3,7 +3,7 @@
 use octavo_quant::grids;
 use std::fmt::Write as _;
 
-/// Returns the text of `grids.cuh`: a table for each grid, with an entry for each point, of a
+/// Returns the text of the header: a table for each grid, with an entry for each point, of a
 /// nibble for each of its values. A nibble is the number of the value's level, from the least one
 /// on.
 pub(super) fn header() -> String {

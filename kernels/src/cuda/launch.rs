@@ -4,9 +4,11 @@
 //! and tiles chosen by device size (those of matrix products) only decide which block does a piece
 //! of work.
 
+mod candidates;
 mod products;
 mod recurrence;
 
+pub use candidates::{candidate_parts, candidates, max_candidates};
 pub use products::{
     EXPERT_TILE_BYTES, FLOAT_COLUMNS, Form, GEMV_COLUMNS, IMMA_COLUMNS, IMMA_FROM,
     activation_bytes, activations, expert_gemv, expert_imma, expert_tiles, gemm, gemv, imma,
@@ -22,9 +24,9 @@ use super::Ptr;
 use super::modules::{Module, Part};
 use super::pack::kernels_of;
 use super::params::{
-    Argmax, Attention, Candidates, Concat, Constant, Embed, EmbeddingInputs, ExpertBias, Gather,
-    Hadamard, Heads, JoinParts, KvWrite, MulVector, Norm, Normalize, Pair, Params, Peak, Rope,
-    ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
+    Argmax, Attention, Concat, Constant, Embed, EmbeddingInputs, ExpertBias, Gather, Hadamard, Heads,
+    JoinParts, KvWrite, MulVector, Norm, Normalize, Pair, Params, Peak, Rope, ScaleByPosition, Select,
+    Slice, Softmax, TopK, Unary, WeightedSum,
 };
 use octavo_quant::TensorType;
 use octavo_simd::function::{Activation, Function};
@@ -272,33 +274,6 @@ pub fn argmax(p: &Argmax, rows: u32) -> [Launch; 2] {
     [
         launch(Module::Rows, "argmax_parts", [p.parts_n, rows, 1], 256, p),
         launch(Module::Rows, "argmax_merge", [rows, 1, 1], 256, p),
-    ]
-}
-
-/// Values of a row that a block of [`candidates`] sorts.
-const CANDIDATES_PART: usize = 4096;
-
-/// Returns the number of parts of a row of `n` values in [`candidates`].
-pub fn candidate_parts(n: usize) -> usize {
-    n.div_ceil(CANDIDATES_PART)
-}
-
-/// Returns how many values [`candidates`] finds in a row of `n`: as many as one block sorts of all
-/// parts, at most 256; 0 if `n` is.
-pub fn max_candidates(n: usize) -> usize {
-    match candidate_parts(n) {
-        0 => 0,
-        parts => (CANDIDATES_PART / parts).min(256).min(n),
-    }
-}
-
-/// Finds the `p.most` largest values of each of `rows` rows, in order, in two launches.
-pub fn candidates(p: &Candidates, rows: u32) -> [Launch; 2] {
-    let parts = candidate_parts(p.n as usize) as u32;
-    let (first, then) = ([parts, rows, 1], [rows, 1, 1]);
-    [
-        launch(Module::Rows, "candidates_parts", first, 256, p),
-        launch(Module::Rows, "candidates_merge", then, 256, p),
     ]
 }
 

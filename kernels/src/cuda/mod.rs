@@ -180,8 +180,8 @@ pub enum Error {
     TooLarge {
         /// Device description.
         device: String,
-        /// Number of the model's last layers, unless it is the whole model.
-        part: Option<usize>,
+        /// Layers, unless it is the whole model.
+        part: Option<ModelPart>,
         /// Bytes required.
         needs: Needs,
         /// Bytes free.
@@ -211,11 +211,11 @@ pub enum Error {
 }
 
 impl Error {
-    /// Says which part of a model does not fit: its last `layers` layers.
+    /// Says which part of a model does not fit.
     #[must_use]
-    pub fn of_part(mut self, layers: Option<usize>) -> Error {
+    pub fn of_part(mut self, of: Option<ModelPart>) -> Error {
         if let Error::TooLarge { part, .. } = &mut self {
-            *part = layers;
+            *part = of;
         }
         self
     }
@@ -245,12 +245,30 @@ fn library_error(path: &Path, error: &libloading::Error) -> Error {
     Error::Library { library, message }
 }
 
-/// Subject and verb of a message about memory use: the model, or its last `layers` layers.
-pub fn takes(layers: Option<usize>) -> String {
-    match layers {
+/// Part of a model that a device takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ModelPart {
+    /// This many last layers and the output.
+    Last(usize),
+    /// Layers from `first` up to `end`, other ones than the last.
+    Layers {
+        /// Index of the first one.
+        first: usize,
+        /// Index after the last one.
+        end: usize,
+    },
+}
+
+/// Subject and verb of a message about memory use: the model, or a part of it.
+pub fn takes(part: Option<ModelPart>) -> String {
+    match part {
         None => "the model takes".to_owned(),
-        Some(1) => "the last layer and the output take".to_owned(),
-        Some(n) => format!("the last {n} layers and the output take"),
+        Some(ModelPart::Last(1)) => "the last layer and the output take".to_owned(),
+        Some(ModelPart::Last(n)) => format!("the last {n} layers and the output take"),
+        Some(ModelPart::Layers { first, end }) if end == first + 1 => {
+            format!("layer {first} takes")
+        }
+        Some(ModelPart::Layers { first, end }) => format!("layers {first} to {} take", end - 1),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Device options: the CPU, a GPU or both.
 
 use clap::Args;
-use octavo_engine::{CpuExperts, DeviceChoice, TensorPattern};
+use octavo_engine::{CpuExperts, DeviceChoice, LayerSplit, TensorPattern};
 use octavo_kernels::IsaChoice;
 use regex::Regex;
 
@@ -29,6 +29,19 @@ pub(crate) struct DeviceArgs {
         value_parser = clap::value_parser!(u32),
     )]
     gpu_layers: Option<u32>,
+    /// How to use several GPUs: none, one GPU; layer, each has neighbouring layers (also: -sm)
+    /// [default: none]
+    #[arg(long, value_name = "MODE", conflicts_with = "gpu")]
+    split_mode: Option<SplitMode>,
+    /// Proportions of layers for each GPU with --split-mode layer, from the first on, such as 3,1
+    /// (also: -ts) [default: by free memory]
+    #[arg(
+        long,
+        value_name = "N,N",
+        value_delimiter = ',',
+        requires = "split_mode"
+    )]
+    tensor_split: Vec<f64>,
     /// Of the layers on the GPU, keep the experts of the first N layers of the model in the CPU's
     /// memory and compute them there (also: -ncmoe N) [default: 0]
     #[arg(
@@ -61,6 +74,13 @@ pub(crate) enum Device {
     Auto,
     Cpu,
     Cuda,
+}
+
+/// How to divide a model among GPUs, in llama.cpp's words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum SplitMode {
+    None,
+    Layer,
 }
 
 /// Tensors that stay on the CPU, as llama.cpp names them: REGEX=CPU, several with commas.
@@ -139,6 +159,12 @@ impl DeviceArgs {
                 let option = self.fit.option().unwrap_or_default();
                 useless(option, "--device auto or cuda")
             }
+            (Device::Cpu, ..) if self.layer_split().is_some() => {
+                useless("--split-mode layer".to_owned(), "--device auto or cuda")
+            }
+            _ if self.split_mode == Some(SplitMode::None) && !self.tensor_split.is_empty() => {
+                useless("--tensor-split".to_owned(), "--split-mode layer")
+            }
             _ if self.fit.useless().is_some() => {
                 useless(self.fit.useless().unwrap_or_default(), "--fit on")
             }
@@ -157,6 +183,7 @@ impl DeviceArgs {
             (Device::Auto, IsaChoice::Only(_), None) if !has_experts => Ok(DeviceChoice::Cpu),
             // the instruction set matters where layers stay on the CPU
             (Device::Auto, ..) => {
+                let asks_for_parts = asks_for_parts || self.split_mode.is_some();
                 let asked = self.device.is_some() || self.gpu.is_some() || asks_for_parts;
                 Ok(DeviceChoice::Auto { gpu, asked })
             }
@@ -172,6 +199,12 @@ impl DeviceArgs {
     /// Returns the number of layers to run on the GPU; `None` for all.
     pub(crate) fn gpu_layers(&self) -> Option<usize> {
         self.gpu_layers.map(|n| n as usize)
+    }
+
+    /// Returns how to divide layers among GPUs, if there are to be several.
+    pub(crate) fn layer_split(&self) -> Option<LayerSplit> {
+        let proportions = (!self.tensor_split.is_empty()).then(|| self.tensor_split.clone());
+        (self.split_mode == Some(SplitMode::Layer)).then_some(LayerSplit { proportions })
     }
 
     /// Returns the layers whose experts stay on the CPU.

@@ -168,6 +168,7 @@ impl ComputeArgs {
         Ok(EngineOptions {
             device,
             gpu_layers: self.device.gpu_layers(),
+            layer_split: self.device.layer_split(),
             cpu_experts: self.device.cpu_experts(),
             fit: self.device.fit.fit(),
             threads: Some(self.threads.count()),

@@ -21,7 +21,7 @@ const DRAFT: &str = "the draft model runs with the settings of its target";
 const DRAFT_LENGTH: &str = "the number of draft tokens follows from what they cost and save";
 const OFFLOAD: &str = "--gpu-layers N says which layers a GPU takes, and --n-cpu-moe N whose \
                        experts stay on the CPU";
-const GPUS: &str = "a process uses one GPU (--gpu N); docs/ranks.md has several";
+const GPUS: &str = "a model runs on one machine's GPUs; docs/ranks.md has several machines";
 const MEMORY: &str = "the KV cache is one pool of pages that all sequences share; leave it out";
 const SLOTS: &str = "requests have no slots of their own; prompts are looked up in one cache";
 const PAGE: &str = "the page is part of the server and has no settings";
@@ -53,6 +53,8 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["-np", "--parallel"], Is("--parallel")),
     (&["-ub", "--ubatch-size"], Is("--batch-size")),
     (&["-mg", "--main-gpu"], Is("--gpu")),
+    (&["-sm", "--split-mode"], Is("--split-mode")),
+    (&["-ts", "--tensor-split"], Is("--tensor-split")),
     (&["-nr", "--no-repack"], Is("--no-repack")),
     (&["-sys", "--system-prompt"], Is("--system")),
     (&["-sysf", "--system-prompt-file"], Is("--system-file")),
@@ -106,7 +108,7 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
        "--poll-batch", "--delay"], No(PRIORITY)),
     (&["-dev", "--list-devices"], No("--device cpu or cuda and --gpu N choose a device, octavo \
         inspect --devices lists them")),
-    (&["-sm", "--split-mode", "-ts", "--tensor-split", "--rpc", "-rpc"], No(GPUS)),
+    (&["--rpc", "-rpc"], No(GPUS)),
     (&["-ncffn", "--n-cpu-ffn", "-kvo", "--kv-offload", "-nkvo", "--no-kv-offload", "--op-offload",
        "--no-op-offload", "-nopo", "--no-host", "--mmproj-offload", "--no-mmproj-offload"],
         No(OFFLOAD)),

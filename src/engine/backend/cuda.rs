@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use gguf_rs_lite::Gguf;
 use octavo_kernels::cuda::{
-    Cache, Device, DeviceCollective, Executor, Gpu, GpuInfo, HostExecutor, Needs, Setup, Source,
-    gpus, takes,
+    Cache, Device, DeviceCollective, Executor, Gpu, GpuInfo, HostExecutor, ModelPart, Needs, Setup,
+    Source, gpus, takes,
 };
 use octavo_kernels::{Collective, KvTypes, SharedPool, Step, with_memory};
 
@@ -74,8 +74,17 @@ pub fn open(ordinal: usize) -> Result<Gpu, Error> {
 struct LoweredLayers {
     lowered: Lowered,
     sources: Vec<Source>,
-    /// Number of layers, if not all.
-    of_layers: Option<usize>,
+    /// Which part of the model they are, if not all.
+    part: Option<ModelPart>,
+}
+
+/// Returns which part of a model of `n_layer` layers these are; `None` for all.
+fn part_of(layers: &Range<usize>, n_layer: usize) -> Option<ModelPart> {
+    match (layers.start, layers.end) {
+        (0, end) if end == n_layer => None,
+        (_, end) if end == n_layer => Some(ModelPart::Last(layers.len())),
+        (first, end) => Some(ModelPart::Layers { first, end }),
+    }
 }
 
 /// Layers that run on a GPU.
@@ -130,7 +139,7 @@ impl LoweredLayers {
         LoweredLayers {
             lowered,
             sources,
-            of_layers: (layers.len() < model.graph().n_layer).then_some(layers.len()),
+            part: part_of(layers, model.graph().n_layer),
         }
     }
 }
@@ -226,7 +235,7 @@ impl<D: Device> Cuda<D> {
         (device, ranks): (D, Option<Arc<dyn DeviceCollective>>),
         gguf: &Arc<Gguf>,
         network: &dyn Network,
-        part: LoweredLayers,
+        lowered: LoweredLayers,
         options: &Options,
         sink: &mut LoadingSink<'_>,
     ) -> Result<Cuda<D>, Error> {
@@ -238,14 +247,14 @@ impl<D: Device> Cuda<D> {
                     taps,
                 },
             sources,
-            of_layers,
-        } = part;
+            part,
+        } = lowered;
         let tensor = |id: WeightId| network.tensors().matrix(id).tensor;
         let needs = Executor::<D>::needs(&program, &sources, &options.limits)?;
         sink(Loading::Note(&format!(
             "{}: {} {needs}",
             device.describe(),
-            takes(of_layers)
+            takes(part)
         )));
         let mut progress = |weight: Option<usize>, done: u64, total: u64| {
             if let Some(weight) = weight {
@@ -267,7 +276,7 @@ impl<D: Device> Cuda<D> {
             threads,
         };
         let executor = Executor::of_rank(device, ranks, program, &sources, setup, &mut progress);
-        let executor = executor.map_err(|error| error.of_part(of_layers))?;
+        let executor = executor.map_err(|error| error.of_part(part))?;
         Ok(Cuda {
             executor,
             taps,

@@ -6,6 +6,7 @@ pub mod cuda;
 mod experts;
 mod lora;
 mod lower;
+pub mod pipeline;
 pub mod ranks;
 mod rotate;
 pub mod split;

@@ -3,6 +3,7 @@
 
 mod failures;
 mod fit;
+mod layers;
 mod machines;
 
 use std::path::{Path, PathBuf};

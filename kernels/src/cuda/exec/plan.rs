@@ -226,16 +226,9 @@ impl Plan {
         let (sums, states) = (of_splits(&[query_width]), of_splits(&[widest.heads, 2]));
         let order = arena.take(&[4, widest.choices]);
         let tiles = arena.take(&[launch::EXPERT_TILE_BYTES, widest.tiles]);
-        let parts = arena.take(&[
-            limits.outputs,
-            launch::ARGMAX_PARTS as usize,
-            launch::ARGMAX_PART_BYTES,
-        ]);
-        let n = program.slots[program.output].width;
-        let candidate_rows = limits.outputs.min(MAX_CANDIDATE_ROWS);
-        let mut keys =
-            |of_row: usize| arena.take(&[8, candidate_rows, of_row, launch::max_candidates(n)]);
-        let (candidates, candidate_parts) = (keys(1), keys(launch::candidate_parts(n)));
+        let of_argmax = launch::ARGMAX_PARTS as usize * launch::ARGMAX_PART_BYTES;
+        let parts = arena.take(&[limits.outputs, of_argmax]);
+        let [candidates, candidate_parts] = place_candidates(program, limits, &mut arena);
         let gathered = arena.take(&[4, gathered_floats(program, rows_of)]);
         let record = arena.take(&[Record::most_bytes(limits, program)]);
         let needs = Needs {
@@ -341,6 +334,14 @@ fn check(program: &Program) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// Allocates the largest outputs of each row, and those of its parts.
+fn place_candidates(program: &Program, limits: &Limits, arena: &mut Arena) -> [u64; 2] {
+    let n = program.slots[program.output].width;
+    let rows = limits.outputs.min(MAX_CANDIDATE_ROWS);
+    let of = |parts: usize| [8, rows, parts, launch::max_candidates(n)];
+    [1, launch::candidate_parts(n)].map(|parts| arena.take(&of(parts)))
 }
 
 /// Allocates all state slots; returns the offsets of the parts of the first one.

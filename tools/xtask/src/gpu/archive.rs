@@ -14,7 +14,7 @@ fn with_suffix(dir: &Path, suffix: &str) -> PathBuf {
     dir.with_file_name(name)
 }
 
-/// Writes `DIR.tar.xz` and `DIR.sh` beside a folder.
+/// Writes the archive of a folder and its script beside the folder, under its name.
 ///
 /// # Errors
 /// If the archive is too large to travel, or cannot be written.

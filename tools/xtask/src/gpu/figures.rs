@@ -5,7 +5,7 @@ use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// What [`super::predict`] wrote.
+/// Table that [`super::predict`] wrote.
 const PREDICTIONS: &str = include_str!("../../../bench/gpu-predictions.csv");
 
 /// Names of the columns.

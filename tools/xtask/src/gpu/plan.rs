@@ -8,7 +8,7 @@ use clap::ValueEnum;
 use super::figures::{Figures, Speed, Table};
 use super::legs::Legs;
 
-/// What a plan is for.
+/// Purpose of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Plan {
     /// Whether kernels that no GPU has run are right: tests, other tokens, tensors beside the CPU's
@@ -31,7 +31,7 @@ pub(super) struct PlanLeg {
     pub(super) work: Work,
 }
 
-/// What a leg does.
+/// Work of a leg.
 pub(super) enum Work {
     /// Tests of the kernels whose names begin so.
     KernelTests(&'static [&'static str]),
@@ -67,7 +67,7 @@ const SEQUENCES: &[&str] = &[
 ];
 const PROMPTS: &[&str] = &["-p", "512,2048", "-n", "0", "-r", "3"];
 
-/// What no GPU has run first.
+/// Code that no GPU has run comes first.
 const CHECK: &[PlanLeg] = &[
     leg(
         "attention",
