@@ -33,10 +33,10 @@ pub(in super::super) struct SpeculativeArgs {
         value_hint = clap::ValueHint::FilePath
     )]
     pub(in super::super) draft_mtp: Option<Option<PathBuf>>,
-    /// Draft N tokens at a time with --draft or --draft-mtp, whatever they cost; by
+    /// Draft N tokens at a time with --draft or --draft-mtp, at most 15, whatever they cost; by
     /// default as many as are worth their time
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=15))]
-    draft_max: Option<u8>,
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    draft_max: Option<u16>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
