@@ -11,7 +11,7 @@ use axum::routing::{MethodRouter, get};
 use octavo_engine::{LoraInfo, LoraScale};
 use serde_json::{Value, json};
 
-use super::{Guard, check, field};
+use super::{Guard, Query, check};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::fields::Fields;
@@ -31,7 +31,7 @@ pub(super) fn adapters(server: &Arc<Server>) -> MethodRouter {
     get(move |request: Request| async move {
         let answer = async move {
             check(&shown, Guard::Key, &request)?;
-            let app = app(&shown, field(&request, "model"), false).await?;
+            let app = app(&shown, &Query::of(&request), false).await?;
             let all = app.engine.adapters();
             let all: Vec<Value> = all.iter().map(|one| shown_one(&app, one)).collect();
             Ok(json_response(&Value::Array(all)))
@@ -41,7 +41,7 @@ pub(super) fn adapters(server: &Arc<Server>) -> MethodRouter {
     .post(move |request: Request| async move {
         let answer = async {
             check(&changed, Guard::Key, &request)?;
-            let app = app(&changed, field(&request, "model"), true).await?;
+            let app = app(&changed, &Query::of(&request), true).await?;
             let body = read_json(request, changed.options.max_body).await?;
             set(&app, &body)
         };
@@ -49,12 +49,13 @@ pub(super) fn adapters(server: &Arc<Server>) -> MethodRouter {
     })
 }
 
-/// Returns the model of this name.
-async fn app(server: &Arc<Server>, name: Option<String>, uses: bool) -> Result<Arc<App>, ApiError> {
+/// Returns the model that a query names.
+async fn app(server: &Arc<Server>, query: &Query, uses: bool) -> Result<Arc<App>, ApiError> {
     let hold = Hold {
-        loads: server.registry.limits.autoload,
+        loads: query.autoload().unwrap_or(server.registry.limits.autoload),
         uses,
     };
+    let name = query.field("model");
     let place = server.registry.find(name.as_deref(), |name| name)?;
     server.hold(place, hold).await
 }
