@@ -44,6 +44,25 @@ const WITHOUT_EFFECT: [(&str, f64); 10] = [
 /// Those that have an effect where texts go on when the context is full.
 const SHIFTS: [&str; 2] = ["n_keep", "n_discard"];
 
+/// Fields of [`options`] beside the samplers' numbers and `stop`, which interfaces name differently.
+const OTHERS: [&str; 8] = [
+    "dry_sequence_breakers",
+    "ignore_eos",
+    "logit_bias",
+    "min_tokens",
+    "repetition_penalty",
+    "samplers",
+    "seed",
+    "stop_token_ids",
+];
+
+/// Returns the names of the fields that [`options`] reads and [`warnings`] knows, but for `stop`.
+pub(crate) fn names() -> impl Iterator<Item = &'static str> {
+    let numbers = NUMBERS.iter().map(|number| number.name);
+    let ignored = WITHOUT_EFFECT.iter().map(|(name, _)| *name);
+    numbers.chain(OTHERS).chain(ignored)
+}
+
 /// API dialect, which decides the accepted ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dialect {

@@ -16,34 +16,30 @@ use crate::auth::Caller;
 use crate::error::ApiError;
 use crate::fields::Fields;
 use crate::http::json_response;
+use crate::params;
 pub(crate) use crate::sse::Framing;
 use crate::sse::{self, Message, Writer};
 use crate::work::{Update, Work};
 pub(crate) use names::{Item, Names, Renames};
 
-/// Fields that every interface has under the name and with the meaning of a chat request's.
-const SHARED: [&str; 14] = [
+/// Fields that every interface has under the name and with the meaning of a chat request's, beside
+/// those of sampling.
+const SHARED: [&str; 8] = [
     "model",
-    "temperature",
-    "top_p",
     "stream",
-    "top_k",
-    "min_p",
-    "seed",
     "chat_template_kwargs",
     "enable_thinking",
     "continue_final_message",
     "cache_salt",
-    "logit_bias",
     "timings_per_token",
     "return_progress",
 ];
 
 /// Begins a chat request with the fields that are the same in all interfaces, and with some that
 /// are so in this one.
-pub(crate) fn copied(fields: &Fields<'_>, own: &[&str]) -> Map<String, Value> {
-    let names = SHARED.iter().chain(own);
-    let given = names.filter_map(|name| Some(((*name).to_owned(), fields.get(name)?.clone())));
+pub(crate) fn copied(fields: &Fields<'_>, own: &[&'static str]) -> Map<String, Value> {
+    let names = SHARED.iter().chain(own).copied().chain(params::names());
+    let given = names.filter_map(|name| Some((name.to_owned(), fields.get(name)?.clone())));
     given.collect()
 }
 

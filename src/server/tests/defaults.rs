@@ -7,7 +7,7 @@ use octavo_fixtures::tiny::File;
 use octavo_server::{ModelOptions, Options};
 use serde_json::{Value, json};
 
-use crate::client::{Server, small};
+use crate::client::{Server, ok, small};
 
 /// Starts a server for a small model that recommends these settings.
 fn recommending(name: &str, settings: &[(&str, f32)], model: ModelOptions) -> Server {
@@ -161,5 +161,33 @@ fn samplers_run_in_the_order_that_is_asked_for() {
             (answer.status, answer.param()),
             (400, "samplers".to_owned())
         );
+    }
+}
+
+/// Settings of sampling have llama-server's names in interfaces that do not know them, too.
+#[test]
+fn converted_requests_have_all_settings() {
+    let server = Server::usual();
+    let user = json!([{ "role": "user", "content": "1+1=" }]);
+    for (path, input, limit, used) in [
+        ("/v1/responses", "input", "max_output_tokens", "output_tokens"),
+        ("/v1/messages", "messages", "max_tokens", "output_tokens"),
+    ] {
+        let mut body = json!({ "temperature": 0, "ignore_eos": true });
+        body[input] = user.clone();
+        body[limit] = json!(24);
+        let answer = ok(&server, path, &body);
+        assert_eq!(answer["usage"][used], 24, "{path}: {answer}");
+        for (name, value) in [
+            ("repeat_penalty", json!(100)),
+            ("samplers", json!(1)),
+            ("min_tokens", json!(-1)),
+        ] {
+            let mut wrong = body.clone();
+            wrong[name] = value;
+            let answer = server.post(path, &wrong);
+            assert_eq!(answer.status, 400, "{path}: {name}");
+            assert!(answer.text.contains(name), "{path}: {}", answer.text);
+        }
     }
 }
