@@ -24,9 +24,9 @@ use super::Ptr;
 use super::modules::{Module, Part};
 use super::pack::kernels_of;
 use super::params::{
-    Argmax, Attention, Concat, Constant, Embed, EmbeddingInputs, ExpertBias, Gather, Hadamard, Heads,
-    JoinParts, KvWrite, MulVector, Norm, Normalize, Pair, Params, Peak, Rope, ScaleByPosition, Select,
-    Slice, Softmax, TopK, Unary, WeightedSum,
+    Argmax, Attention, Concat, Constant, Embed, EmbeddingInputs, ExpertBias, Gather, Hadamard,
+    Heads, JoinParts, KvWrite, MulVector, Norm, Normalize, Pair, Params, Peak, Rope,
+    ScaleByPosition, Select, Slice, Softmax, TopK, Unary, WeightedSum,
 };
 use octavo_quant::TensorType;
 use octavo_simd::function::{Activation, Function};

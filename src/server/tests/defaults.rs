@@ -170,7 +170,12 @@ fn converted_requests_have_all_settings() {
     let server = Server::usual();
     let user = json!([{ "role": "user", "content": "1+1=" }]);
     for (path, input, limit, used) in [
-        ("/v1/responses", "input", "max_output_tokens", "output_tokens"),
+        (
+            "/v1/responses",
+            "input",
+            "max_output_tokens",
+            "output_tokens",
+        ),
         ("/v1/messages", "messages", "max_tokens", "output_tokens"),
     ] {
         let mut body = json!({ "temperature": 0, "ignore_eos": true });

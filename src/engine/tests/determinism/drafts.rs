@@ -108,7 +108,7 @@ fn drafts_change_nothing() {
         ] {
             let batch = engine(sessions, pages.map(|pages| pages * PAGE), KvType::F16);
             if has_draft {
-                let draft = engine(sessions, None, KvType::Q8_0);
+                let draft = engine(sessions, None, KvType::Bf16);
                 batch.set_draft_model(draft).expect("the same vocabulary");
             }
             let (got, totals) = together(&batch, &prompts, 1, Lookup::On);
