@@ -48,7 +48,7 @@ const fn joined(row: BuiltinTemplate) -> BuiltinTemplate {
 }
 
 /// All built-in templates.
-const ROWS: [BuiltinTemplate; 24] = [
+const ROWS: [BuiltinTemplate; 25] = [
     row(
         "chatml",
         ("<|im_start|>system\n", "<|im_end|>\n"),
@@ -241,6 +241,13 @@ const ROWS: [BuiltinTemplate; 24] = [
         ("<|im_assistant|>assistant<|im_middle|>", "<|im_end|>"),
         "<|im_assistant|>assistant<|im_middle|>",
     ),
+    trimmed(row(
+        "rwkv-world",
+        ("System: ", "\n\n"),
+        ("User: ", "\n\n"),
+        ("Assistant: ", "\n\n"),
+        "Assistant:",
+    )),
 ];
 
 /// Returns the names of the built-in templates.

@@ -53,7 +53,8 @@ impl ChatTemplate {
             .transpose()
     }
 
-    /// Compiles a template from its source, for the model of a file.
+    /// Compiles a template from its source, or from the name of a built-in one, for the model of a
+    /// file.
     ///
     /// # Errors
     /// If the template is invalid.
@@ -63,7 +64,8 @@ impl ChatTemplate {
             String::from_utf8_lossy(text).into_owned()
         };
         let (bos, eos) = (text(tokenizer.bos()), text(tokenizer.eos()));
-        ChatTemplate::new(gguf.name(), source, bos, eos)
+        let named = builtin::source(source);
+        ChatTemplate::new(gguf.name(), named.as_deref().unwrap_or(source), bos, eos)
     }
 
     /// Returns the names of the built-in templates that [`ChatTemplate::named`] accepts.

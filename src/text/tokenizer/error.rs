@@ -17,7 +17,7 @@ pub enum Error {
     /// A tokenizer model that is not implemented.
     #[error(
         "{file}: tokenizer model '{model}' is not supported, expected 'gpt2' (BPE), 'llama' \
-         (SPM), 'bert' (WPM) or 't5' (Unigram)"
+         (SPM), 'bert' (WPM), 't5' (Unigram) or 'rwkv'"
     )]
     UnsupportedModel {
         /// Name of the file.
@@ -82,6 +82,19 @@ pub enum Error {
         /// Token text, made printable.
         text: String,
     },
+    /// A token of RWKV's with an escape that has no end.
+    #[error(
+        "{file}: tokenizer.ggml.tokens: token {id}: expected two hexadecimal digits after each \\x \
+         and a character after each \\, got '{text}'"
+    )]
+    Escape {
+        /// Name of the file.
+        file: String,
+        /// Token id.
+        id: u32,
+        /// Token text, made printable.
+        text: String,
+    },
     /// A score that is NaN.
     #[error("{file}: metadata key tokenizer.ggml.scores: the score of token {id} is not a number")]
     NanScore {
@@ -119,7 +132,7 @@ pub enum Error {
         /// Largest number of bytes accepted.
         limit: usize,
     },
-    /// A byte for which an SPM vocabulary has no token.
+    /// A byte for which the vocabulary has no token.
     #[error("{file}: the vocabulary has no token for byte 0x{byte:02X} and no unknown token")]
     NoByteToken {
         /// Name of the file.

@@ -1,5 +1,5 @@
-//! Tokenizers from GGUF metadata alone: BPE (`gpt2`), SPM (`llama`), WPM (`bert`) and Unigram
-//! (`t5`), with the same ids as llama.cpp for the same bytes.
+//! Tokenizers from GGUF metadata alone: BPE (`gpt2`), SPM (`llama`), WPM (`bert`), Unigram (`t5`)
+//! and RWKV's (`rwkv`), with the same ids as llama.cpp for the same bytes.
 //!
 //! Contains everything between bytes and token ids, but no models and no chat: templates are in
 //! `chat`. Every step is linear in the text, or n log n, since texts are untrusted.
@@ -14,7 +14,9 @@ mod hash;
 mod joins;
 mod partition;
 mod pre;
+mod prefix;
 mod read;
+mod rwkv;
 mod space;
 mod specials;
 mod spm;
@@ -31,6 +33,7 @@ use gguf_rs_lite::Gguf;
 
 use bpe::Bpe;
 use partition::{Fragment, Partitioner};
+use rwkv::Rwkv;
 use specials::Defaults;
 use spm::Spm;
 use unigram::Unigram;
@@ -86,6 +89,7 @@ enum Kind {
     Spm(Spm),
     Wpm(Wpm),
     Unigram(Unigram),
+    Rwkv(Rwkv),
 }
 
 impl Kind {
@@ -96,12 +100,13 @@ impl Kind {
             Kind::Spm(_) => "llama",
             Kind::Wpm(_) => "bert",
             Kind::Unigram(_) => "t5",
+            Kind::Rwkv(_) => "rwkv",
         }
     }
 
     fn defaults(&self) -> Defaults {
         match self {
-            Kind::Bpe(_) => Defaults::None,
+            Kind::Bpe(_) | Kind::Rwkv(_) => Defaults::None,
             Kind::Spm(_) => Defaults::Spm,
             Kind::Wpm(_) => Defaults::Wpm,
             Kind::Unigram(_) => Defaults::Unigram,
@@ -142,6 +147,7 @@ impl Tokenizer {
             Some("llama") => Tokenizer::read_spm(gguf),
             Some("bert") => Tokenizer::read_wpm(gguf),
             Some("t5") => Tokenizer::read_unigram(gguf),
+            Some("rwkv") => Tokenizer::read_rwkv(gguf),
             Some(model) => Err(Error::UnsupportedModel {
                 file: file(),
                 model: error::printable(model.as_bytes()),
@@ -206,6 +212,7 @@ impl Tokenizer {
                 Ok(())
             }
             Kind::Unigram(unigram) => unigram.encode(&self.vocab, text, out),
+            Kind::Rwkv(rwkv) => rwkv.encode(&self.vocab, &self.pieces, text, out),
         }
     }
 
@@ -324,7 +331,7 @@ impl Tokenizer {
         self.vocab.id(text)
     }
 
-    /// Returns `gpt2`, `llama`, `bert` or `t5`.
+    /// Returns `gpt2`, `llama`, `bert`, `t5` or `rwkv`.
     pub fn model_name(&self) -> &str {
         self.kind.name()
     }

@@ -5,6 +5,7 @@ use gguf_rs_lite::Gguf;
 use super::bpe::{self, Bpe};
 use super::error::{self, Error};
 use super::partition::Partitioner;
+use super::rwkv::Rwkv;
 use super::specials::{self, Defaults, SpecialTokens};
 use super::spm::Spm;
 use super::unigram::Unigram;
@@ -96,6 +97,18 @@ impl Tokenizer {
         let flag = |key: &str| gguf.bool(key);
         tokenizer.add_bos = flag("tokenizer.ggml.add_bos_token")?.unwrap_or(false);
         tokenizer.add_eos = flag("tokenizer.ggml.add_eos_token")?.unwrap_or(true);
+        tokenizer.finish(gguf)
+    }
+
+    /// Reads an RWKV tokenizer. Nothing surrounds a text, regardless of the file.
+    pub(super) fn read_rwkv(gguf: &Gguf) -> Result<Tokenizer, Error> {
+        let vocab = Vocab::read(gguf, 0)?;
+        let unknown = SpecialTokens::read(gguf, &vocab, Defaults::None)?.unk;
+        let (rwkv, pieces) = Rwkv::read(&vocab, unknown)?;
+        let kind = Kind::Rwkv(rwkv);
+        let mut tokenizer = Tokenizer::assemble(gguf, vocab, kind, "default", Vec::new())?;
+        tokenizer.pieces = pieces;
+        tokenizer.add_eos = false;
         tokenizer.finish(gguf)
     }
 

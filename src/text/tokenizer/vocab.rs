@@ -265,6 +265,12 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
+    /// Appends the decoded bytes of the next token.
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+        self.ends.push(self.bytes.len());
+    }
+
     /// Returns the decoded bytes of one token.
     pub(super) fn get(&self, id: u32) -> Option<&[u8]> {
         let id = id as usize;

@@ -6,6 +6,7 @@ use gguf_rs_lite::Gguf;
 
 use super::error::Error;
 use super::folding::{base, lower};
+use super::prefix::Prefixes;
 use super::unicode::{
     MARK, PUNCTUATION, SYMBOL, categories, decode, is_control, is_whitespace, push_utf8,
 };
@@ -16,8 +17,7 @@ const WORD: &[u8] = "\u{2581}".as_bytes();
 
 /// Data of the WPM algorithm.
 pub(super) struct Wpm {
-    /// Tokens sorted by their bytes.
-    sorted: Vec<u32>,
+    tokens: Prefixes,
     unknown: u32,
     lowercase: bool,
     strip_accents: bool,
@@ -30,10 +30,9 @@ impl Wpm {
         let lowercase = lowercase.unwrap_or(true);
         let strip_accents = gguf.bool("tokenizer.ggml.normalizer.strip_accents")?;
         let with_text = |id: &u32| !vocab.texts.text(*id).is_empty();
-        let mut sorted: Vec<u32> = vocab.ids().filter(with_text).collect();
-        sorted.sort_unstable_by_key(|id| vocab.texts.text(*id));
+        let with_text = vocab.ids().filter(with_text).collect();
         Ok(Wpm {
-            sorted,
+            tokens: Prefixes::new(with_text, |id| vocab.texts.text(id)),
             unknown,
             lowercase,
             strip_accents: strip_accents.unwrap_or(lowercase),
@@ -80,7 +79,8 @@ impl Wpm {
         let before = out.len();
         let mut rest = word.as_slice();
         while !rest.is_empty() {
-            let Some((id, len)) = self.longest(vocab, rest) else {
+            let text = |id| vocab.texts.text(id);
+            let Some((id, len)) = self.tokens.longest(text, rest) else {
                 out.truncate(before);
                 out.push(self.unknown);
                 break;
@@ -89,28 +89,6 @@ impl Wpm {
             rest = rest.get(len..).unwrap_or_default();
         }
         word.truncate(WORD.len());
-    }
-
-    /// Returns the longest token that is a prefix of `bytes`, and its length: the candidates are
-    /// narrowed down byte by byte, so the work is bounded by the longest token.
-    fn longest(&self, vocab: &Vocab, bytes: &[u8]) -> Option<(u32, usize)> {
-        let mut candidates = self.sorted.as_slice();
-        let mut found = None;
-        for (at, byte) in bytes.iter().enumerate() {
-            // tokens that end before this byte come first
-            let byte_of = |id: &u32| vocab.texts.text(*id).get(at).copied();
-            let start = candidates.partition_point(|id| byte_of(id) < Some(*byte));
-            candidates = candidates.get(start..)?;
-            let end = candidates.partition_point(|id| byte_of(id) <= Some(*byte));
-            candidates = candidates.get(..end)?;
-            let Some(first) = candidates.first() else {
-                break;
-            };
-            if vocab.texts.text(*first).len() == at + 1 {
-                found = Some((*first, at + 1));
-            }
-        }
-        found
     }
 }
 

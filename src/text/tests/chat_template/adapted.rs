@@ -267,5 +267,10 @@ fn well_known_templates_have_names() {
         "[INST] <<SYS>>\nBe brief.\n<</SYS>>\n\nhi [/INST] ho </s><s>[INST] and? [/INST]"
     );
     assert!(render("gemma").starts_with("<start_of_turn>user\nBe brief.\nhi<end_of_turn>\n"));
+    let rwkv = "System: Be brief.\n\nUser: hi\n\nAssistant: ho\n\nUser: and?\n\nAssistant:";
+    assert_eq!(render("rwkv-world"), rwkv);
+    // converters write the name of this one into files
+    let named = ChatTemplate::of(&gguf, &tokenizer, "rwkv-world").expect("a template");
+    assert_eq!(named.render(&messages, true).expect("a text"), rwkv);
     assert!(find("nobody's").unwrap_or_else(|e| panic!("{e}")).is_none());
 }

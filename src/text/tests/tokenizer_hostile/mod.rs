@@ -210,7 +210,7 @@ fn further_ends_of_generation_are_tokens() {
 
 #[test]
 fn other_models_and_pre_tokenizers_are_refused_by_name() {
-    for model in ["t6", "rwkv", "plamo2", "no_vocab", "", "GPT2"] {
+    for model in ["t6", "plamo2", "no_vocab", "", "GPT2"] {
         let mut writer = bpe(&[], &[]);
         writer.set("tokenizer.ggml.model", model);
         assert!(refused(writer).contains(&format!("'{model}'")));
