@@ -29,9 +29,10 @@ pub(super) fn declare(
     let n_layer = config.count("num_hidden_layers")?;
     let mut sources = named(config, n_layer, read(dir, options)?)?;
     sources.extend(modules::tensors(dir, config, options)?);
-    // checkpoints also have frequencies that follow from the settings, and copies of tied weights
+    // checkpoints also have tensors that follow from the settings, and copies of tied weights
     let spare = |name: &str| {
-        name.ends_with("rotary_emb.inv_freq") || config.tied && name == "lm_head.weight"
+        let is_derived = row.derived.iter().any(|end| name.ends_with(end));
+        is_derived || config.tied && name == "lm_head.weight"
     };
     sources.retain(|name, _| !spare(name));
     promised(config, |name| sources.contains_key(name))?;
@@ -82,9 +83,16 @@ pub(super) fn promised(config: &Config, is_there: impl Fn(&str) -> bool) -> Resu
             got: got.to_owned(),
         })
     };
-    if config.untied && !is_there("lm_head.weight") && !is_there("lm_head.qweight") {
+    let mut ends = config.row.ends.iter();
+    let head = ends
+        .find(|end| end.1 == "output")
+        .map_or("lm_head", |end| end.0);
+    let has_head = ["weight", "qweight"]
+        .iter()
+        .any(|part| is_there(&format!("{head}.{part}")));
+    if config.untied && !has_head {
         let expected = "a tensor of that name, as tie_word_embeddings is not true".to_owned();
-        return broken("lm_head.weight".to_owned(), expected, "none");
+        return broken(format!("{head}.weight"), expected, "none");
     }
     let layers = config.count("num_hidden_layers")?;
     let prefix = config.row.layers;

@@ -280,6 +280,19 @@ pub(super) const ALL: &[ModelType] = &[
         ..LLAMA
     },
     ModelType {
+        name: "arcee",
+        arch: "arcee",
+        pre: &["llama-bpe"],
+        activations: &["relu2"],
+        awq: false,
+        order: rules::turned,
+        biases: &[
+            names::ATTENTION_BIAS,
+            biases("mlp_bias", false, &["mlp.up_proj", "mlp.down_proj"]),
+        ],
+        ..LLAMA
+    },
+    ModelType {
         name: "mistral3",
         ..MISTRAL3
     },

@@ -7,23 +7,53 @@ use super::super::config::Config;
 use super::dense::GRANITE_FIVE;
 use super::names::{self, RMS_EPS, biases, expert};
 use super::rules;
-use super::{Cut, Is, Key, Kind, LLAMA, ModelType, Windows, key, only};
+use super::{Cut, Expert, Is, Key, Kind, LLAMA, ModelType, Windows, key, only};
 
 pub(super) const ALL: &[ModelType] = &[
     ModelType {
         name: "mixtral",
         keys: &[RMS_EPS, LOCAL, USED],
         modules: MIXTRAL,
-        experts: &[
-            expert("block_sparse_moe.experts.", "w1", "ffn_gate_exps"),
-            expert("block_sparse_moe.experts.", "w2", "ffn_down_exps"),
-            expert("block_sparse_moe.experts.", "w3", "ffn_up_exps"),
-        ],
+        experts: MIXTRAL_EXPERTS,
         order: rules::turned,
         biases: &[],
         ..MIXTURE
     },
+    ModelType {
+        name: "minimax_m2",
+        arch: "minimax-m2",
+        pre: &["minimax-m2"],
+        keys: &[RMS_EPS, LOCAL, USED, WHOLE_WIDTH],
+        only: &[
+            only("scoring_func", Is::Text("sigmoid")),
+            only("use_qk_norm", Is::True(true)),
+            only("qk_norm_type", Is::Text("per_layer")),
+            only("use_routing_bias", Is::True(true)),
+            only("shared_intermediate_size", Is::Number(0.0)),
+        ],
+        rotary: Some(0.5),
+        extra: minimax_keys,
+        renamed: &[CORRECTION],
+        modules: MINIMAX,
+        cuts: &[],
+        experts: MIXTRAL_EXPERTS,
+        biases: &[],
+        ..MIXTURE
+    },
     QWEN3_MOE,
+    ModelType {
+        name: "olmoe",
+        arch: "olmoe",
+        pre: &["olmo"],
+        keys: &[RMS_EPS, COUNT, USED, WHOLE_WIDTH],
+        only: &[
+            only("norm_topk_prob", Is::False(false)),
+            only("clip_qkv", Is::Nothing),
+        ],
+        modules: QWEN_MOE,
+        biases: &[names::ATTENTION_BIAS],
+        ..MIXTURE
+    },
     ModelType {
         name: "qwen2_moe",
         arch: "qwen2moe",
@@ -67,6 +97,30 @@ pub(super) const ALL: &[ModelType] = &[
         renamed: &[CORRECTION],
         modules: GLM4_MOE,
         biases: &[names::QKV_BIAS],
+        ..MIXTURE
+    },
+    ModelType {
+        name: "dots1",
+        arch: "dots1",
+        pre: &["qwen2"],
+        keys: &[
+            RMS_EPS,
+            ROUTED_COUNT,
+            USED,
+            WIDTH,
+            SHARED_COUNT,
+            LEADING_DENSE,
+            ROUTING[0],
+            ROUTING[1],
+        ],
+        only: &[
+            only("n_group", Is::Number(1.0)),
+            only("topk_group", Is::Number(1.0)),
+        ],
+        extra: dots1_scores,
+        renamed: &[CORRECTION, names::FUSED_NAMES[0], names::FUSED_NAMES[1]],
+        modules: DOTS1,
+        biases: &[names::ATTENTION_BIAS],
         ..MIXTURE
     },
     ModelType {
@@ -120,11 +174,7 @@ pub(super) const ALL: &[ModelType] = &[
                 &["num_experts_per_tok", "experts_per_token"],
                 Kind::Count,
             ),
-            key(
-                "expert_feed_forward_length",
-                &["intermediate_size"],
-                Kind::Count,
-            ),
+            WHOLE_WIDTH,
         ],
         only: &[only("swiglu_limit", Is::Number(7.0))],
         windows: Windows::Every(2),
@@ -166,7 +216,7 @@ pub(super) const QWEN3_MOE: ModelType = ModelType {
     ..MIXTURE
 };
 
-const MIXTURE: ModelType = ModelType {
+pub(super) const MIXTURE: ModelType = ModelType {
     awq: false,
     renamed: names::FUSED_NAMES,
     cuts: &names::FUSED_EXPERTS,
@@ -184,6 +234,12 @@ pub(super) const USED: Key = key("expert_used_count", &["num_experts_per_tok"], 
 pub(super) const WIDTH: Key = key(
     "expert_feed_forward_length",
     &["moe_intermediate_size"],
+    Kind::Count,
+);
+/// Width of experts where feed-forward blocks have no other.
+const WHOLE_WIDTH: Key = key(
+    "expert_feed_forward_length",
+    &["intermediate_size"],
     Kind::Count,
 );
 pub(super) const SHARED_WIDTH: Key = key(
@@ -236,6 +292,42 @@ const MIXTRAL: Names = &[
     ("self_attn.o_proj", "attn_output"),
     ("post_attention_layernorm", "ffn_norm"),
     ("block_sparse_moe.gate", "ffn_gate_inp"),
+];
+const MIXTRAL_EXPERTS: &[Expert] = &[
+    expert("block_sparse_moe.experts.", "w1", "ffn_gate_exps"),
+    expert("block_sparse_moe.experts.", "w2", "ffn_down_exps"),
+    expert("block_sparse_moe.experts.", "w3", "ffn_up_exps"),
+];
+const MINIMAX: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("block_sparse_moe.gate", "ffn_gate_inp"),
+    ("block_sparse_moe.e_score_correction", "exp_probs_b"),
+];
+const DOTS1: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.o_proj", "attn_output"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("mlp.gate", "ffn_gate_inp"),
+    ("mlp.gate.e_score_correction", "exp_probs_b"),
+    ("mlp.experts.down_proj", "ffn_down_exps"),
+    ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
+    ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
+    ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
 ];
 const QWEN_MOE: Names = &[
     ("input_layernorm", "attn_norm"),
@@ -360,6 +452,28 @@ fn glm4_moe_keys(config: &Config, view: &mut View) -> Result<(), Error> {
     view.set(&config.key("expert_gating_func"), 2_u32)
         .set(&config.key("block_count"), narrow(layers))
         .set(&config.key("nextn_predict_layers"), narrow(more));
+    Ok(())
+}
+
+/// Sets the sigmoid as the function on router scores, and how much of a head is rotated.
+fn minimax_keys(config: &Config, view: &mut View) -> Result<(), Error> {
+    view.set(&config.key("expert_gating_func"), 2_u32);
+    if let Some(n) = config.optional_count("rotary_dim")? {
+        let n = u32::try_from(n).unwrap_or(u32::MAX);
+        view.set(&config.key("rope.dimension_count"), n);
+    }
+    Ok(())
+}
+
+/// Sets the sigmoid as the function on router scores. Published settings name it after the way in
+/// which experts are chosen.
+fn dots1_scores(config: &Config, view: &mut View) -> Result<(), Error> {
+    const KEY: &str = "scoring_func";
+    let known = |name: &String| matches!(name.as_str(), "sigmoid" | "noaux_tc");
+    if let Some(other) = config.string(KEY)?.filter(|name| !known(name)) {
+        return Err(config.bad(KEY, "nothing, sigmoid or noaux_tc", other));
+    }
+    view.set(&config.key("expert_gating_func"), 2_u32);
     Ok(())
 }
 

@@ -4,6 +4,7 @@
 //! A row gives the architecture, the keys of settings, the names of tensors, and the permutation of
 //! rows. Settings that a row cannot express are refused by name.
 
+mod bailing;
 mod delta;
 mod dense;
 mod embedders;
@@ -14,6 +15,7 @@ mod lfm2;
 mod mamba;
 mod mixtures;
 mod names;
+mod older;
 mod rules;
 mod seeing;
 
@@ -74,6 +76,8 @@ pub(super) struct ModelType {
     pub(super) prefix: &'static str,
     /// Prefixes of tensors that are not part of the model.
     pub(super) skipped: &'static [&'static str],
+    /// Ends of the names of tensors that follow from the settings.
+    pub(super) derived: &'static [&'static str],
     /// Whether layers after the last one, for multi-token prediction, are left out.
     pub(super) drops_ahead: bool,
     /// Suffixes of tensor names that do not follow the module scheme, and their replacements.
@@ -238,10 +242,12 @@ pub(super) struct Biases {
 }
 
 /// Rows of all `model_type`s; the first of an architecture is the one that folders are written as.
-const ALL: [&[ModelType]; 10] = [
+const ALL: [&[ModelType]; 12] = [
     embedders::ALL,
     dense::ALL,
+    older::ALL,
     mixtures::ALL,
+    bailing::ALL,
     gemma4::ALL,
     delta::ALL,
     lfm2::ALL,
@@ -297,6 +303,7 @@ const LLAMA: ModelType = ModelType {
     awq: true,
     prefix: "",
     skipped: &[],
+    derived: &["rotary_emb.inv_freq"],
     drops_ahead: false,
     renamed: &[],
     ends: names::ENDS,

@@ -45,6 +45,19 @@ pub(super) const FALCON_ENDS: Names = &[
     ("lm_head", "output"),
 ];
 
+/// Names outside the layers of GPT-NeoX.
+pub(super) const GPT_NEOX_ENDS: Names = &[
+    ("gpt_neox.embed_in", "token_embd"),
+    ("gpt_neox.final_layer_norm", "output_norm"),
+    ("embed_out", "output"),
+];
+/// Names outside the layers of EXAONE 3.
+pub(super) const EXAONE_ENDS: Names = &[
+    ("transformer.wte", "token_embd"),
+    ("transformer.ln_f", "output_norm"),
+    ("lm_head", "output"),
+];
+
 pub(super) const LLAMA: Names = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -172,6 +185,25 @@ pub(super) const FALCON: Names = &[
     ("mlp.dense_h_to_4h", "ffn_up"),
     ("mlp.dense_4h_to_h", "ffn_down"),
 ];
+pub(super) const GPT_NEOX: Names = &[
+    ("input_layernorm", "attn_norm"),
+    ("attention.query_key_value", "attn_qkv"),
+    ("attention.dense", "attn_output"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("mlp.dense_h_to_4h", "ffn_up"),
+    ("mlp.dense_4h_to_h", "ffn_down"),
+];
+pub(super) const EXAONE: Names = &[
+    ("ln_1", "attn_norm"),
+    ("attn.attention.q_proj", "attn_q"),
+    ("attn.attention.k_proj", "attn_k"),
+    ("attn.attention.v_proj", "attn_v"),
+    ("attn.attention.out_proj", "attn_output"),
+    ("ln_2", "ffn_norm"),
+    ("mlp.c_fc_0", "ffn_gate"),
+    ("mlp.c_fc_1", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"),
+];
 pub(super) const PHI: Names = &[
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
@@ -182,7 +214,7 @@ pub(super) const PHI: Names = &[
     ("mlp.fc2", "ffn_down"),
 ];
 
-const QKV: &[&str] = &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
+pub(super) const QKV: &[&str] = &["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"];
 pub(super) const QKVO: &[&str] = &[
     "self_attn.q_proj",
     "self_attn.k_proj",

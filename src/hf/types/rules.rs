@@ -18,7 +18,7 @@ pub(super) fn turned(config: &Config, name: &str) -> Result<Rule, Error> {
     })
 }
 
-/// Separates Falcon's fused queries, keys and values, which are grouped by KV head.
+/// Separates Falcon's and GPT-NeoX's fused queries, keys and values, which are grouped by KV head.
 pub(super) fn falcon_groups(config: &Config, name: &str) -> Result<Rule, Error> {
     let (groups, head_dim) = (config.heads_kv, config.head_dim);
     let queries = config.heads / groups * head_dim;

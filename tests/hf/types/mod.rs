@@ -15,6 +15,7 @@ mod inverse;
 mod mixtures;
 mod names;
 mod refused;
+mod second_wave;
 mod seeing;
 pub(crate) mod towers;
 mod uses;
@@ -34,6 +35,7 @@ fn all() -> impl Iterator<Item = &'static Case> {
     let all = [
         CASES,
         mixtures::CASES,
+        second_wave::CASES,
         gemma4::CASES,
         delta::CASES,
         seeing::CASES,

@@ -58,6 +58,22 @@ const SETTINGS: &[(&str, &[&str], Change)] = &[
     ("phi3", &["long_factor", "8 positive numbers"], |c| {
         c["rope_scaling"]["long_factor"] = json!([1.0]);
     }),
+    (
+        "minimax_m2",
+        &["qk_norm_type", "per_layer", "per_head"],
+        |c| {
+            c["qk_norm_type"] = json!("per_head");
+        },
+    ),
+    ("bailing_moe", &["model_type", "one of"], |c| {
+        c["architectures"] = json!(["BailingMoeForCausalLM"]);
+    }),
+    ("dots1", &["scoring_func", "noaux_tc", "softmax"], |c| {
+        c["scoring_func"] = json!("softmax");
+    }),
+    ("olmoe", &["clip_qkv", "nothing", "8"], |c| {
+        c["clip_qkv"] = json!(8.0);
+    }),
     ("qwen3_moe", &["norm_topk_prob", "true", "false"], |c| {
         c["norm_topk_prob"] = json!(false);
     }),
