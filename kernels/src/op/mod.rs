@@ -129,8 +129,8 @@ pub enum Op<V, M, C, T> {
         state: usize,
     },
     /// Time mixing of RWKV 7: the matrix `M` of each head, from keys to values, goes from token to
-    /// token: `M = M diag(decay) - (M removed) replaced^T + v k^T`, and the result is `M r`. All but
-    /// `v` have `key_dim` values for each head. The state holds the matrices.
+    /// token: `M = M diag(decay) - (M removed) replaced^T + v k^T`, and the result is `M r`. All
+    /// but `v` have `key_dim` values for each head. The state holds the matrices.
     Wkv7 {
         r: V,
         decay: V,

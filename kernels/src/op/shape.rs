@@ -67,7 +67,6 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
         let vector = |c: &C| of.vector(c).ok_or(ShapeError::NoWeight);
         let matrix = |m: &M| of.matrix(m).ok_or(ShapeError::NoWeight);
         let table = |t: &T| of.table(t).ok_or(ShapeError::NoWeight);
-        let state = |state: usize| of.state(state).ok_or(ShapeError::NoState { state });
         let input_width = of.embedding_input_width();
         match *self {
             Op::Embed { table: ref t, .. } | Op::EmbedPositions { table: ref t } => {
@@ -108,6 +107,38 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 width,
             } => rules::slice(value(x), each, from, width),
             Op::Concat { a, b, each } => rules::concat(value(a), value(b), each),
+            Op::CausalConv { .. }
+            | Op::LinearAttention { .. }
+            | Op::SelectiveScan { .. }
+            | Op::Wkv7 { .. } => self.recurrent_shape(of),
+            Op::Softmax { x } | Op::Normalize { x, .. } => rules::distribution(value(x)),
+            Op::TopK { x, n, groups } => rules::top(value(x), n, groups),
+            Op::Gather { x, ids } => rules::gather(value(x), value(ids)),
+            Op::ScaleRows { x, by } => rules::scale_rows(value(x), value(by)),
+            Op::ExpertMatMul {
+                x,
+                ref w,
+                ids,
+                experts,
+            } => rules::expert_product(value(x), matrix(w)?, value(ids), experts),
+            Op::ExpertBias { x, ref bias, ids } => {
+                rules::expert_bias(value(x), vector(bias)?, value(ids))
+            }
+            Op::ExpertSum { x, weights } => rules::expert_sum(value(x), value(weights)),
+            Op::AllGather { x, cut } => rules::all_gather(value(x), cut),
+            Op::LoraDown { x, ids, width, .. } => {
+                rules::lora_down(x.map(value), ids.map(value), width)
+            }
+            Op::LoraUp { y, h, ids, .. } => rules::lora_up(value(y), value(h), ids.map(value)),
+        }
+    }
+
+    /// The shape of the result of an operation with a state.
+    fn recurrent_shape(&self, of: &impl Shapes<V, M, C, T>) -> Result<ValueShape, ShapeError> {
+        let value = |v: V| of.value(v);
+        let vector = |c: &C| of.vector(c).ok_or(ShapeError::NoWeight);
+        let state = |state: usize| of.state(state).ok_or(ShapeError::NoState { state });
+        match *self {
             Op::CausalConv {
                 x,
                 ref weight,
@@ -149,25 +180,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
                 let inputs = [r, decay, k, removed, replaced].map(value);
                 rules::wkv7(value(v), inputs, key_dim, state(s)?)
             }
-            Op::Softmax { x } | Op::Normalize { x, .. } => rules::distribution(value(x)),
-            Op::TopK { x, n, groups } => rules::top(value(x), n, groups),
-            Op::Gather { x, ids } => rules::gather(value(x), value(ids)),
-            Op::ScaleRows { x, by } => rules::scale_rows(value(x), value(by)),
-            Op::ExpertMatMul {
-                x,
-                ref w,
-                ids,
-                experts,
-            } => rules::expert_product(value(x), matrix(w)?, value(ids), experts),
-            Op::ExpertBias { x, ref bias, ids } => {
-                rules::expert_bias(value(x), vector(bias)?, value(ids))
-            }
-            Op::ExpertSum { x, weights } => rules::expert_sum(value(x), value(weights)),
-            Op::AllGather { x, cut } => rules::all_gather(value(x), cut),
-            Op::LoraDown { x, ids, width, .. } => {
-                rules::lora_down(x.map(value), ids.map(value), width)
-            }
-            Op::LoraUp { y, h, ids, .. } => rules::lora_up(value(y), value(h), ids.map(value)),
+            _ => unreachable!("the caller has seen which operation it is"),
         }
     }
 }

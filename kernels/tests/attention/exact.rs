@@ -133,6 +133,28 @@ fn seen(c: Case, t: usize, len: usize) -> (usize, usize) {
     }
 }
 
+/// Computes the score of a query and a key, and its error bound.
+fn score(c: Case, query: &[f64], keys: &[f64], rounds: Rounds) -> (f64, f64) {
+    let (d, scale) = (c.head_dim, f64::from(c.scores.scale));
+    let part = match rounds {
+        Rounds::Not => HALF + roundings(d / 2 + 1),
+        Rounds::ToIntegers => 4.0 * HALF,
+        Rounds::ToBf16 => HALF + roundings(3 * d) + 3.0 * HALF_BF16 * HALF_BF16,
+    };
+    let products = keys.iter().zip(query).map(|(a, b)| a * b * scale);
+    let magnitude: f64 = products.clone().map(f64::abs).sum();
+    let (score, mut error) = (products.sum::<f64>(), part * magnitude);
+    if rounds == Rounds::ToIntegers {
+        let [of_query, of_keys] = [query, keys].map(|x| length(x.iter().copied()));
+        let steps = step(query) * of_keys + step(keys) * of_query;
+        error += scale * STEPS * steps;
+    }
+    c.scores.cap.map_or((score, error), |cap| {
+        let capped = f64::from(cap) * (score / f64::from(cap)).tanh();
+        (capped, error + CAP * capped.abs())
+    })
+}
+
 /// Computes head `h` of token `t`: exact values, each with the error bound of a correct kernel.
 ///
 /// The result is a mean of values `v` with weights `w = e^(s - max) / sum`, so that a relative
@@ -148,8 +170,9 @@ fn seen(c: Case, t: usize, len: usize) -> (usize, usize) {
 /// In addition, weighted values and weights are summed over positions, with one rescaling per span.
 /// The last step multiplies by a reciprocal, which is also rounded.
 ///
-/// A cap passes on a score's error and adds its own; a fall with distance is one more rounding. A sink is one more score, without an error,
-/// with a value of zero; rescaling sums to its maximum is one more join.
+/// A cap passes on a score's error and adds its own; a fall with distance is one more rounding. A
+/// sink is one more score, without an error, with a value of zero; rescaling sums to its maximum is
+/// one more join.
 ///
 /// The matrix unit splits queries and keys into two bf16 each: this loses what is below the second
 /// of either, and the product of both second ones, each a bf16 rounding squared. It adds three
@@ -171,39 +194,16 @@ pub(super) fn exact(
         let at = (t * heads + h) * d;
         x[at..at + d].iter().map(|v| f64::from(*v)).collect()
     };
-    let (scale, query) = (f64::from(c.scores.scale), row(q, c.heads, t, h));
+    let query = row(q, c.heads, t, h);
     let (first, n) = seen(c, t, k.len() / (c.heads_kv * d));
-    let score_part = match rounds {
-        Rounds::Not => HALF + roundings(d / 2 + 1),
-        Rounds::ToIntegers => 4.0 * HALF,
-        Rounds::ToBf16 => HALF + roundings(3 * d) + 3.0 * HALF_BF16 * HALF_BF16,
-    };
+    let slope = c.scores.alibi.map(|alibi| f64::from(alibi.slope(h)));
     let mut scores: Vec<(f64, f64)> = (first..n)
         .map(|p| {
-            let keys = row(k, c.heads_kv, p, hk);
-            let products = keys.iter().zip(&query).map(|(a, b)| a * b * scale);
-            let magnitude: f64 = products.clone().map(f64::abs).sum();
-            let (score, mut error) = (products.sum::<f64>(), score_part * magnitude);
-            if rounds == Rounds::ToIntegers {
-                let [of_query, of_keys] = [&query, &keys].map(|x| length(x.iter().copied()));
-                let steps = step(&query) * of_keys + step(&keys) * of_query;
-                error += scale * STEPS * steps;
-            }
-            let (score, error) = c.scores.cap.map_or((score, error), |cap| {
-                let capped = f64::from(cap) * (score / f64::from(cap)).tanh();
-                (capped, error + CAP * capped.abs())
-            });
-            let slope = c.scores.alibi.map_or(0.0, |alibi| alibi.slope(h));
-            let fallen = score - f64::from(slope) * t.abs_diff(p) as f64;
-            (
-                fallen,
-                error
-                    + if slope > 0.0 {
-                        HALF * fallen.abs()
-                    } else {
-                        0.0
-                    },
-            )
+            let (score, error) = score(c, &query, &row(k, c.heads_kv, p, hk), rounds);
+            slope.map_or((score, error), |slope| {
+                let fallen = score - slope * t.abs_diff(p) as f64;
+                (fallen, error + HALF * fallen.abs())
+            })
         })
         .collect();
     let mut values: Vec<Vec<f64>> = (first..n).map(|p| row(v, c.heads_kv, p, hk)).collect();

@@ -1,5 +1,5 @@
-//! Mamba 1, whose values each have a state of their own, and PLaMo 2's Mamba, whose heads share rates
-//! of decay.
+//! Mamba 1, whose values each have a state of their own, and PLaMo 2's Mamba, whose heads share
+//! rates of decay.
 
 use super::hparams::State;
 use super::layer::Layer;

@@ -58,8 +58,7 @@ const RMS_EPSILON: &str = "attention.layer_norm_rms_epsilon";
 pub(crate) const LAYER_EPSILON: &str = "attention.layer_norm_epsilon";
 /// Key of [`Hparams::n_deepstack`].
 pub(crate) const DEEPSTACK: &str = "n_deepstack_layers";
-/// Minimum number of tensors in any architecture's layer (Nemotron H's norm, up and down): bounds
-/// the layer count by the tensor count.
+/// Fewest tensors of a layer (Nemotron H's norm, up and down): bounds the number of layers.
 const MIN_TENSORS_PER_LAYER: usize = 3;
 
 /// A model's hyperparameters, validated.
@@ -115,8 +114,7 @@ pub struct Hparams {
     pub labels: Vec<String>,
     /// Width between the two products after pooling, if there are any.
     pub dense: Option<usize>,
-    /// Vocabulary size: the length of the token list, or else `vocab_size`, or else the embedding's
-    /// rows.
+    /// Vocabulary size: the length of the token list, else `vocab_size`, else the embedding's rows.
     pub n_vocab: Sourced<usize>,
     /// Groups of layers that share block tables; [`LayerHparams::cache`] refers to one.
     pub caches: Vec<CacheGroup>,

@@ -178,23 +178,7 @@ impl Reader<'_> {
                 q, cache, scores, ..
             } => self.attention(q, cache, scores),
             Op::Gate { act, .. } => vec![word("activation", activation_name(act))],
-            Op::Unary { f, .. } => match f {
-                Function::SoftCap(cap) => vec![number("cap", cap)],
-                Function::Scale(factor) => vec![number("factor", factor)],
-                Function::Clamp(low, high) => vec![number("low", low), number("high", high)],
-                Function::Xielu(by) => vec![
-                    number("positive", by.positive),
-                    number("negative", by.negative),
-                    number("linear", by.linear),
-                    number("least", by.least),
-                ],
-                Function::Gelu
-                | Function::SquaredRelu
-                | Function::Sigmoid
-                | Function::Silu
-                | Function::Softplus
-                | Function::Exp => Vec::new(),
-            },
+            Op::Unary { f, .. } => of_function(f),
             Op::ScaleByPosition {
                 rate, step, offset, ..
             } => {
@@ -323,5 +307,26 @@ impl Reader<'_> {
             flag("decay_by_key", how.decay_by_key),
             number("scale", how.scale),
         ]
+    }
+}
+
+/// Returns the parameters of a function.
+fn of_function(f: Function) -> Vec<Parameter> {
+    match f {
+        Function::SoftCap(cap) => vec![number("cap", cap)],
+        Function::Scale(factor) => vec![number("factor", factor)],
+        Function::Clamp(low, high) => vec![number("low", low), number("high", high)],
+        Function::Xielu(by) => vec![
+            number("positive", by.positive),
+            number("negative", by.negative),
+            number("linear", by.linear),
+            number("least", by.least),
+        ],
+        Function::Gelu
+        | Function::SquaredRelu
+        | Function::Sigmoid
+        | Function::Silu
+        | Function::Softplus
+        | Function::Exp => Vec::new(),
     }
 }

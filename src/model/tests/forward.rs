@@ -192,30 +192,8 @@ impl Run<'_> {
                 width,
             } => self.rows(x, |row| ops::slice(row, each, from..from + width)),
             Op::CausalConv { x, weight, .. } => ops::convolve(self.value(x), vector(weight)),
-            Op::LinearAttention {
-                q,
-                k,
-                v,
-                decay,
-                rate,
-                how,
-                ..
-            } => ops::linear_attention([q, k, v, decay, rate].map(|x| self.value(x)), how),
-            Op::SelectiveScan {
-                x, steps, b, c, a, ..
-            } => ops::selective_scan([x, steps, b, c].map(|x| self.value(x)), vector(a)),
-            Op::Wkv7 {
-                r,
-                decay,
-                k,
-                v,
-                removed,
-                replaced,
-                key_dim,
-                ..
-            } => {
-                let inputs = [r, decay, k, v, removed, replaced];
-                ops::wkv7(inputs.map(|x| self.value(x)), key_dim)
+            Op::LinearAttention { .. } | Op::SelectiveScan { .. } | Op::Wkv7 { .. } => {
+                self.recurrence(op)
             }
             Op::Softmax { x } => self.rows(x, ops::softmax),
             Op::TopK { x, n, groups } => self.rows(x, |row| ops::top_k(row, n, groups)),
@@ -236,6 +214,40 @@ impl Run<'_> {
             | Op::Hadamard { .. }
             | Op::LoraDown { .. }
             | Op::LoraUp { .. } => unreachable!("backends add these"),
+        }
+    }
+
+    fn recurrence(&self, op: Op) -> Matrix {
+        match op {
+            Op::LinearAttention {
+                q,
+                k,
+                v,
+                decay,
+                rate,
+                how,
+                ..
+            } => ops::linear_attention([q, k, v, decay, rate].map(|x| self.value(x)), how),
+            Op::SelectiveScan {
+                x, steps, b, c, a, ..
+            } => ops::selective_scan(
+                [x, steps, b, c].map(|x| self.value(x)),
+                self.m.weights.vector(a),
+            ),
+            Op::Wkv7 {
+                r,
+                decay,
+                k,
+                v,
+                removed,
+                replaced,
+                key_dim,
+                ..
+            } => {
+                let inputs = [r, decay, k, v, removed, replaced];
+                ops::wkv7(inputs.map(|x| self.value(x)), key_dim)
+            }
+            _ => unreachable!("the caller has seen which operation it is"),
         }
     }
 }

@@ -421,10 +421,7 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
                 p[span.first..span.end].fill(0.0);
                 continue;
             }
-            let mut cap = a.cap;
-            if let Some(slope) = a.slopes.get(row + r) {
-                fall::<S>(p, cap.take(), visible, *slope, at);
-            }
+            let cap = fall::<S>(p, a.cap, visible, a.slopes.get(row + r), at);
             *correction = weights::<S>(p, cap, visible, span.end, &mut a.state[row + r]);
         }
     }

@@ -125,6 +125,31 @@ fn soft_caps_match() {
     }
 }
 
+/// The approximation of GELU by tanh.
+fn gelu(x: f64) -> f64 {
+    let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
+    x / (1.0 + (-2.0 * z).exp())
+}
+
+fn of_function(f: Function, x: f64) -> f64 {
+    match f {
+        Function::SoftCap(_) => unreachable!("see above"),
+        Function::Scale(factor) => f64::from(factor) * x,
+        Function::Clamp(low, high) => x.clamp(low.into(), high.into()),
+        Function::SquaredRelu => x.max(0.0).powi(2),
+        Function::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Function::Silu => x / (1.0 + (-x).exp()),
+        Function::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+        Function::Exp => x.exp(),
+        Function::Gelu => gelu(x),
+        Function::Xielu(by) if x > 0.0 => f64::from(by.positive) * x * x + f64::from(by.linear) * x,
+        Function::Xielu(by) => {
+            let curve = x.min(by.least.into()).exp_m1() - x;
+            f64::from(by.negative) * curve + f64::from(by.linear) * x
+        }
+    }
+}
+
 #[test]
 fn functions_and_gates_match() {
     let Some(mut bench) = device() else { return };
@@ -133,10 +158,6 @@ fn functions_and_gates_match() {
     let x: Vec<f32> = rng.floats(n).iter().map(|x| 12.0 * x).collect();
     let up: Vec<f32> = rng.floats(n).iter().map(|x| 9.0 * x).collect();
     let (at, at_up, out) = (bench.floats(&x), bench.floats(&up), bench.alloc(4 * n));
-    let gelu = |x: f64| {
-        let z = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3));
-        x / (1.0 + (-2.0 * z).exp())
-    };
     // two units in the last place of `expf`, a few roundings of its argument, which is below 200,
     // and of the rest
     let bound = |y: f64, z: f64| y.abs() * (z.abs() * 4.0 + 6.0) * f64::from(f32::EPSILON) + 1e-33;
@@ -160,24 +181,7 @@ fn functions_and_gates_match() {
         let mut worst = Worst::default();
         for (x, got) in x.iter().zip(bench.read(out, n)) {
             let x = f64::from(*x);
-            let y = match f {
-                Function::SoftCap(_) => unreachable!("see above"),
-                Function::Scale(factor) => f64::from(factor) * x,
-                Function::Clamp(low, high) => x.clamp(low.into(), high.into()),
-                Function::SquaredRelu => x.max(0.0).powi(2),
-                Function::Sigmoid => 1.0 / (1.0 + (-x).exp()),
-                Function::Silu => x / (1.0 + (-x).exp()),
-                Function::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
-                Function::Exp => x.exp(),
-                Function::Gelu => gelu(x),
-                Function::Xielu(by) if x > 0.0 => {
-                    f64::from(by.positive) * x * x + f64::from(by.linear) * x
-                }
-                Function::Xielu(by) => {
-                    let curve = x.min(by.least.into()).exp_m1() - x;
-                    f64::from(by.negative) * curve + f64::from(by.linear) * x
-                }
-            };
+            let y = of_function(f, x);
             // below 0 its terms nearly cancel
             let size = match f {
                 Function::Xielu(_) => y.abs() + 2.0 * x.abs(),

@@ -173,15 +173,8 @@ impl Hparams {
             qk_norm: read_qk_norm(&keys, architecture, n_layer)?,
             score_scale,
             parallel: read_parallel(&keys, architecture)?,
-            qkv_limit: match architecture.clamped {
-                true => keys.factor("attention.clamp_kqv")?,
-                false => None,
-            },
-            max_bias: match architecture.alibi {
-                MaxBias::None => None,
-                MaxBias::Constant(bias) => Some(bias),
-                MaxBias::Keyed => keys.factor("attention.max_alibi_bias")?,
-            },
+            qkv_limit: read_qkv_limit(&keys, architecture)?,
+            max_bias: read_max_bias(&keys, architecture)?,
             score_cap: read_score_cap(&keys, architecture)?,
             logit_cap: match keys.number("final_logit_softcapping")? {
                 None => architecture.logit_cap,
@@ -402,4 +395,21 @@ fn read_temperature(
         length,
         offset: 0,
     }))
+}
+
+/// Reads the limit of the size of queries, keys and values.
+fn read_qkv_limit(keys: &Keys<'_>, architecture: &Architecture) -> Result<Option<f64>, Error> {
+    match architecture.clamped {
+        true => keys.factor("attention.clamp_kqv"),
+        false => Ok(None),
+    }
+}
+
+/// Reads how steeply scores fall with distance.
+fn read_max_bias(keys: &Keys<'_>, architecture: &Architecture) -> Result<Option<f64>, Error> {
+    match architecture.alibi {
+        MaxBias::None => Ok(None),
+        MaxBias::Constant(bias) => Ok(Some(bias)),
+        MaxBias::Keyed => keys.factor("attention.max_alibi_bias"),
+    }
 }

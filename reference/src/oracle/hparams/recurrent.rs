@@ -89,28 +89,7 @@ pub(super) fn read(
             check_sizes(keys, &state)?;
             state
         }
-        Recurrent::Rwkv7 => {
-            let size = keys.count("wkv.head_size")?;
-            if !n_embd.is_multiple_of(size) {
-                let expected = format!("heads that fill {n_embd} values");
-                return Err(keys.bad("wkv.head_size", expected, size));
-            }
-            let rank = |name: &str| keys.count(&format!("attention.{name}_lora_rank"));
-            let state = State {
-                inner: n_embd,
-                size,
-                heads: n_embd / size,
-                ranks: [
-                    rank("decay")?,
-                    rank("iclr")?,
-                    rank("value_residual_mix")?,
-                    rank("gate")?,
-                ],
-                ..NONE
-            };
-            check_sizes(keys, &state)?;
-            state
-        }
+        Recurrent::Rwkv7 => read_rwkv(keys, n_embd)?,
         Recurrent::KimiDelta => {
             let n_head = heads.n_head.iter().copied().max().unwrap_or(1);
             let size = keys.count("kda.head_dim")?;
@@ -128,6 +107,30 @@ pub(super) fn read(
         _ => read_state(keys, recurrent)?,
     };
     Ok((Some(state), layers))
+}
+
+/// Reads the sizes of RWKV 7's state, and the ranks of its projections.
+fn read_rwkv(keys: &Keys<'_>, n_embd: usize) -> Result<State, Error> {
+    let size = keys.count("wkv.head_size")?;
+    if !n_embd.is_multiple_of(size) {
+        let expected = format!("heads that fill {n_embd} values");
+        return Err(keys.bad("wkv.head_size", expected, size));
+    }
+    let rank = |name: &str| keys.count(&format!("attention.{name}_lora_rank"));
+    let state = State {
+        inner: n_embd,
+        size,
+        heads: n_embd / size,
+        ranks: [
+            rank("decay")?,
+            rank("iclr")?,
+            rank("value_residual_mix")?,
+            rank("gate")?,
+        ],
+        ..NONE
+    };
+    check_sizes(keys, &state)?;
+    Ok(state)
 }
 
 /// Reads the recurrent layers: by default all but every fourth.

@@ -48,26 +48,9 @@ impl Bounds<'_> {
             Op::Mul { a, b } => rules::elementwise_product(n, self.of(a), self.of(b)),
             Op::MulVector { x, by } => rules::factors(n, self.of(x), largest(vector(by))),
             Op::CausalConv { x, weight, .. } => self.convolution(x, weight),
-            Op::LinearAttention {
-                q,
-                k,
-                v,
-                decay,
-                rate,
-                how,
-                ..
-            } => self.linear_attention([q, k, v, decay, rate], how),
-            Op::SelectiveScan { x, steps, b, c, .. } => self.selective_scan([x, steps, b, c]),
-            Op::Wkv7 {
-                r,
-                decay,
-                k,
-                v,
-                removed,
-                replaced,
-                key_dim,
-                ..
-            } => self.wkv7([r, decay, k, v, removed, replaced], key_dim),
+            op @ (Op::LinearAttention { .. } | Op::SelectiveScan { .. } | Op::Wkv7 { .. }) => {
+                self.recurrence(op)
+            }
             Op::Slice { x, each, width, .. } => rules::slice(n, self.of(x), each, width),
             Op::SelectRows { x } | Op::AllGather { x, .. } => rules::same(n, self.of(x)),
             Op::LoraDown { .. } | Op::LoraUp { .. } => unreachable!("backends add these"),
@@ -95,6 +78,33 @@ impl Bounds<'_> {
                 rules::expert_bias(n, self.of(x), self.of(ids), bias)
             }
         })
+    }
+
+    /// Explains the result of a recurrence.
+    fn recurrence(&self, op: Op) -> ErrorBound {
+        match op {
+            Op::LinearAttention {
+                q,
+                k,
+                v,
+                decay,
+                rate,
+                how,
+                ..
+            } => self.linear_attention([q, k, v, decay, rate], how),
+            Op::SelectiveScan { x, steps, b, c, .. } => self.selective_scan([x, steps, b, c]),
+            Op::Wkv7 {
+                r,
+                decay,
+                k,
+                v,
+                removed,
+                replaced,
+                key_dim,
+                ..
+            } => self.wkv7([r, decay, k, v, removed, replaced], key_dim),
+            _ => unreachable!("the caller has seen which operation it is"),
+        }
     }
 
     /// Returns the measured errors and sizes of a computed value.

@@ -99,8 +99,8 @@ impl Binder<'_> {
         Ok(([down, up], self.vector(&name(0), n_embd)?))
     }
 
-    /// Binds a vector as a matrix: a row for each head of `size` values, with zeros in the places of
-    /// other heads.
+    /// Binds a vector as a matrix: a row for each head of `size` values, with zeros in the places
+    /// of other heads.
     fn by_heads(&mut self, name: &str, size: usize) -> Result<WeightId, Error> {
         let n_embd = self.h.n_embd();
         let vector = self.vector(name, n_embd)?;

@@ -33,7 +33,8 @@ pub(super) unsafe fn weights<S: Simd>(
     }
 }
 
-/// Caps the scores of a row, of positions from `at` on, and lowers them with distance.
+/// Caps the scores of a row, of positions from `at` on, and lowers them with distance, if they
+/// fall; returns the cap that is left to apply.
 ///
 /// # Safety
 /// `p` is whole vectors up to the last position that is seen.
@@ -42,12 +43,15 @@ pub(super) unsafe fn fall<S: Simd>(
     p: &mut [f32],
     cap: Option<f32>,
     visible: VisibleRange,
-    slope: Slope,
+    slope: Option<&Slope>,
     at: usize,
-) {
+) -> Option<f32> {
     const LANES: [f32; 16] = [
         0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0,
     ];
+    let Some(slope) = slope else {
+        return cap;
+    };
     let p = p.as_mut_ptr();
     // SAFETY: the caller's promise; the constant is as long as any vector.
     unsafe {
@@ -61,6 +65,7 @@ pub(super) unsafe fn fall<S: Simd>(
             S::store(p.add(i), S::fma(S::set1(-slope.slope), distance, score));
         }
     }
+    None
 }
 
 /// The maximum of `max` and the row's scores, which are capped first.
