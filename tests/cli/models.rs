@@ -374,6 +374,12 @@ fn a_wrong_file_of_models_is_refused_with_its_key() {
         assert!(error.contains(says), "{text}: {error}");
         assert_eq!(error.trim_end().lines().count(), 1, "{error}");
     }
+}
+
+#[test]
+fn a_file_of_models_that_is_none_is_refused() {
+    let dir = folder();
+    let file = dir.path().join("models.toml");
     fs::write(&file, [0xff, 0xfe, 0]).expect("written");
     let path = file.to_str().expect("UTF-8");
     assert!(bad(&["serve", "--models", path, "--port", "0"], 1).contains("models.toml: "));

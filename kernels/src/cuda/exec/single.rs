@@ -91,9 +91,7 @@ impl LaunchContext<'_> {
             Op::ScaleRows { x, by } => self.scale_rows(x, by, result()),
             Op::ExpertSum { x, weights } => self.weighted_sum(x, weights, result()),
             Op::AllGather { x, cut } => return self.all_gather(x, cut, result(), list),
-            Op::LoraDown { .. } | Op::LoraUp { .. } => {
-                unreachable!("no program for a GPU has places for adapters")
-            }
+            Op::LoraDown { .. } | Op::LoraUp { .. } => unreachable!("never added for a GPU"),
             Op::ExpertBias { x, ref bias, ids } => {
                 self.expert_bias(at, x, bias.len(), ids, result())
             }
