@@ -301,73 +301,76 @@ fn the_only_model_is_unloaded_and_loaded_again_with_its_options() {
     assert_eq!(serving.end().0, Some(0));
 }
 
+/// Files of models that are wrong, and parts of their errors.
+const WRONG: &[(&str, &str)] = &[
+    ("[a", "models.toml: line 1: "),
+    ("x = 1\n", "models.toml: x: expected a table"),
+    ("version = 2\n", "version: expected a table"),
+    ("[a]\n", "[a] path: expected the model's file or name"),
+    (
+        "[\"\"]\npath = \"m.gguf\"\n",
+        "expected a model's name, found an empty one",
+    ),
+    (
+        "[a]\npath = \"m.gguf\"\nctx-sise = 4\n",
+        "[a] ctx-sise: expected an option",
+    ),
+    (
+        "[a]\npath = \"m.gguf\"\nctx-size = \"many\"\n",
+        "[a] invalid value 'many' for '--ctx-size",
+    ),
+    (
+        "[a]\npath = \"m.gguf\"\nctx-size = true\n",
+        "'true' for '--ctx-size",
+    ),
+    (
+        "[a]\npath = \"m.gguf\"\nctx-size = 1979-05-27\n",
+        "[a] ctx-size: expected a text",
+    ),
+    (
+        "[a]\npath = \"m.gguf\"\nc = 4\nctx-size = 5\n",
+        "ctx-size: expected the option once",
+    ),
+    (
+        "[a]\npath = \"m.gguf\"\nno-mmap = 1\n",
+        "[a] no-mmap: expected true or false",
+    ),
+    (
+        "[a]\npath = \"m.gguf\"\nport = 80\n",
+        "[a] port: expected a model's option",
+    ),
+    (
+        "[a]\npath = \"m.gguf\"\nmodels = \"x\"\n",
+        "[a] models: expected a model's option",
+    ),
+    (
+        "[a]\npath = \"m.gguf\"\nflash-attn = true\n",
+        "[a] flash-attn: octavo has no --flash-attn",
+    ),
+    (
+        "[a]\npath = \"m.gguf\"\n--temp = 1\n",
+        "[a] --temp: expected an option",
+    ),
+    (
+        "[a]\npath = \"m.gguf\"\ndraft = \"none.gguf\"\n",
+        "none.gguf",
+    ),
+    (
+        "[a]\npath = \"m.gguf\"\nload-on-startup = 1\n",
+        "load-on-startup: expected true or false",
+    ),
+    (
+        "[a]\npath = \"m.gguf\"\nalias = \"b\"\n[b]\npath = \"m.gguf\"\n",
+        "found \"b\" for \"a\" and \"b\"",
+    ),
+];
+
 #[test]
 fn a_wrong_file_of_models_is_refused_with_its_key() {
     let dir = folder();
     write(dir.path(), &["m.gguf"]);
     let file = dir.path().join("models.toml");
-    for (text, says) in [
-        ("[a", "models.toml: line 1: "),
-        ("x = 1\n", "models.toml: x: expected a table"),
-        ("version = 2\n", "version: expected a table"),
-        ("[a]\n", "[a] path: expected the model's file or name"),
-        (
-            "[\"\"]\npath = \"m.gguf\"\n",
-            "expected a model's name, found an empty one",
-        ),
-        (
-            "[a]\npath = \"m.gguf\"\nctx-sise = 4\n",
-            "[a] ctx-sise: expected an option",
-        ),
-        (
-            "[a]\npath = \"m.gguf\"\nctx-size = \"many\"\n",
-            "[a] invalid value 'many' for '--ctx-size",
-        ),
-        (
-            "[a]\npath = \"m.gguf\"\nctx-size = true\n",
-            "'true' for '--ctx-size",
-        ),
-        (
-            "[a]\npath = \"m.gguf\"\nctx-size = 1979-05-27\n",
-            "[a] ctx-size: expected a text",
-        ),
-        (
-            "[a]\npath = \"m.gguf\"\nc = 4\nctx-size = 5\n",
-            "ctx-size: expected the option once",
-        ),
-        (
-            "[a]\npath = \"m.gguf\"\nno-mmap = 1\n",
-            "[a] no-mmap: expected true or false",
-        ),
-        (
-            "[a]\npath = \"m.gguf\"\nport = 80\n",
-            "[a] port: expected a model's option",
-        ),
-        (
-            "[a]\npath = \"m.gguf\"\nmodels = \"x\"\n",
-            "[a] models: expected a model's option",
-        ),
-        (
-            "[a]\npath = \"m.gguf\"\nflash-attn = true\n",
-            "[a] flash-attn: octavo has no --flash-attn",
-        ),
-        (
-            "[a]\npath = \"m.gguf\"\n--temp = 1\n",
-            "[a] --temp: expected an option",
-        ),
-        (
-            "[a]\npath = \"m.gguf\"\ndraft = \"none.gguf\"\n",
-            "none.gguf",
-        ),
-        (
-            "[a]\npath = \"m.gguf\"\nload-on-startup = 1\n",
-            "load-on-startup: expected true or false",
-        ),
-        (
-            "[a]\npath = \"m.gguf\"\nalias = \"b\"\n[b]\npath = \"m.gguf\"\n",
-            "found \"b\" for \"a\" and \"b\"",
-        ),
-    ] {
+    for &(text, says) in WRONG {
         fs::write(&file, text).expect("written");
         let path = file.to_str().expect("UTF-8");
         let error = bad(&["serve", "--models", path, "--port", "0"], 1);

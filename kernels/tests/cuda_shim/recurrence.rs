@@ -486,15 +486,11 @@ fn needs_are_known_before() {
     let s = Sizes { key_dim: 257, ..s };
     let linear = linear_attention(&mut rng, s, KeyHeads::Grouped, (true, false));
     let scan = selective_scan(&mut rng, (4, 16, 65));
+    let mixing = wkv7(&mut rng, s);
     for ((case, _), what, got, most) in [
         (linear, "linear attention", "keys of 257 values", 256),
         (scan, "selective scan", "65 numbers of a value", 64),
-        (
-            wkv7(&mut rng, s),
-            "time mixing",
-            "257 numbers of a value",
-            64,
-        ),
+        (mixing, "time mixing", "257 numbers of a value", 64),
     ] {
         let refused = needs(&case, 12).expect_err("no kernel").to_string();
         let says = format!("{what} with {got}: expected at most {most}, on a GPU");
