@@ -376,6 +376,7 @@ fn attending(bench: &Bench<'_>, kv: KvShape, scores: Option<Scores>) -> Executor
         if let Some(scores) = scores {
             let attend = Op::Attention {
                 q: 0,
+                seen: None,
                 cache,
                 scores,
                 sinks: None,

@@ -125,12 +125,17 @@ fn group(program: &Program, at: usize) -> Option<Group> {
             Group { kind, last: at }
         }
         Op::Attention {
-            q, cache, scores, ..
+            q,
+            seen,
+            cache,
+            scores,
+            ..
         } => {
             let out = ops[0].out?;
             let readers = only_products(program, out, at + 1)?;
             let attend = Attend {
                 q,
+                seen,
                 cache,
                 scores,
                 out,
@@ -347,6 +352,7 @@ fn only_products(program: &Program, slot: Slot, from: usize) -> Option<Vec<usize
             // operations that may need the place of this input for another one
             Op::MatMul { .. }
             | Op::Attention { .. }
+            | Op::SelectKeys { .. }
             | Op::Gate { .. }
             | Op::ExpertMatMul { .. } => others = true,
             Op::RmsNorm { x, ref weight, .. } if weight.len() == program.slots[x].width => {

@@ -71,6 +71,7 @@ impl ProgramOp {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Attend {
     pub(crate) q: Slot,
+    pub(crate) seen: Option<Slot>,
     pub(crate) cache: CacheLayer,
     pub(crate) scores: Scores,
     pub(crate) out: Slot,
@@ -92,7 +93,9 @@ impl Instruction {
         let mut all: Vec<_> = self.op.inputs().map(Resource::Slot).collect();
         match self.op {
             Op::Rope { .. } => all.push(Resource::Angles),
-            Op::Attention { cache, .. } => all.push(Resource::Kv(cache)),
+            Op::Attention { cache, .. } | Op::SelectKeys { cache, .. } => {
+                all.push(Resource::Kv(cache));
+            }
             _ => {}
         }
         all.extend(self.op.state().map(Resource::State));

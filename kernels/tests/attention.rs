@@ -2,6 +2,7 @@
 //! bit-identical for any page order, prompt chunking and number of threads.
 
 mod blocks;
+mod chosen;
 mod exact;
 mod refused;
 mod stored;
@@ -33,6 +34,9 @@ struct Case {
     before: Option<Scores>,
 }
 
+/// Queries, keys and values of all tokens.
+type Data = (Vec<f32>, Vec<f32>, Vec<f32>);
+
 /// Returns one sink per head: below, among and above the scores.
 fn sinks(c: Case) -> Option<Arc<[f32]>> {
     let sink = |h: usize| [3.0, 12.5, -2.0, 7.25, 40.0][h % 5];
@@ -52,6 +56,7 @@ fn executor(c: Case, q: &[f32], k: &[f32], v: &[f32], tokens: usize) -> Executor
     let attention = |scores: Scores, out: usize| {
         Op::Attention {
             q: 0,
+            seen: None,
             cache: LAYER,
             scores,
             sinks: sinks(c),
@@ -126,21 +131,14 @@ fn kv_shape(c: Case) -> KvShape {
 
 /// Returns all outputs, with the first `prompt` tokens prefilled in batches of `batch` and the rest
 /// decoded one by one.
-fn run(
-    c: Case,
-    data: &(Vec<f32>, Vec<f32>, Vec<f32>),
-    n: usize,
-    prompt: usize,
-    batch: usize,
-    table: &[u32],
-) -> Vec<f32> {
+fn run(c: Case, data: &Data, n: usize, prompt: usize, batch: usize, table: &[u32]) -> Vec<f32> {
     run_together(c, data, n, (prompt, batch), 1, |_| table.to_vec())
 }
 
 /// As [`run`], decoding `together` tokens per step, with a block table for each step's start.
 fn run_together(
     c: Case,
-    data: &(Vec<f32>, Vec<f32>, Vec<f32>),
+    data: &Data,
     n: usize,
     (prompt, batch): (usize, usize),
     together: usize,
@@ -195,7 +193,7 @@ fn codes(x: &mut [f32], code: impl Fn(f32) -> f32, farthest: f32) {
     }
 }
 
-fn data(c: Case, n: usize) -> (Vec<f32>, Vec<f32>, Vec<f32>) {
+fn data(c: Case, n: usize) -> Data {
     let mut rng = Rng(3);
     let mut make = |heads: usize, ty: KvType| -> Vec<f32> {
         let mut x = rng.floats(n * heads * c.head_dim);

@@ -67,6 +67,8 @@ const SECOND_MODELS: &[(&str, f64)] = &[
     ("minimax-m2", F32_ROUNDING),
     ("olmoe", F32_ROUNDING),
     ("mistral4", F32_ROUNDING),
+    ("deepseek32", F32_ROUNDING),
+    ("glm-dsa", F32_ROUNDING),
     ("bailingmoe2", F32_ROUNDING),
     ("hunyuan-moe", F32_ROUNDING),
     ("dots1", F32_ROUNDING),
@@ -261,6 +263,9 @@ const INSIDE: &[&str] = &[
     "kq_soft_max",
     "kqv",
     "v_cont",
+    // choices of keys in another order, and their scores
+    "indexer_score",
+    "top_k",
     "conv_states",
     "conv_input",
     // falcon-h1 applies a norm twice with the same weights
@@ -278,11 +283,12 @@ const INSIDE: &[&str] = &[
 ];
 
 /// Names llama.cpp has but the list lacks: the first because of its parentheses, the second and
-/// third because they are reshaped views of unnamed nodes.
+/// third because they are reshaped views of unnamed nodes; and a name that llama.cpp lacks.
 const UNLISTED: &[&str] = &[
     "ffn_sqr(relu)",
     "ffn_moe_weights_softmax",
     "ffn_moe_probs_masked",
+    "selected_keys",
 ];
 
 /// Tap of the chosen experts, whose number is not in the list.
@@ -296,7 +302,7 @@ fn len(dims: &str) -> usize {
 
 /// Parses a line such as `Qcur-0 MUL_MAT 64x4` of the list, and translates it to the oracle's
 /// names.
-fn listed(line: &str) -> Option<Node> {
+fn listed(model: &str, line: &str) -> Option<Node> {
     let mut words = line.split(' ');
     let (name, op, dims) = (words.next()?, words.next()?, words.next()?);
     let (name, layer) = match name.rsplit_once('-') {
@@ -305,6 +311,10 @@ fn listed(line: &str) -> Option<Node> {
     };
     if (name, op) == ("inp_per_layer", "CONT") {
         return None; // the same in another order
+    }
+    let is_transform = op == "MUL_MAT" && dims.split('x').count() == 3;
+    if matches!(name, "indexer_q" | "indexer_k") && is_transform {
+        return None; // Hadamard transforms, which change no product
     }
     let name = match (name, op) {
         // the first line of some versions
@@ -315,7 +325,7 @@ fn listed(line: &str) -> Option<Node> {
         ("attn_norm_in", _) => return Some(("l_out".into(), layer.map(|l| l - 1), len(dims))),
         ("h_nextn", "ADD") | ("ffn_residual", _) => "l_out",
         // selected rows of what jamba names, unlike other results, with its layers' recurrence
-        ("ffn_inp", "GET_ROWS") => return None,
+        ("ffn_inp", "GET_ROWS") if model == "jamba" => return None,
         // llama4 gives attention's result, or its selected rows, a norm's name
         ("ffn_norm", "MUL_MAT") => "attn_out",
         ("ffn_norm", "GET_ROWS") => return None,
@@ -391,7 +401,7 @@ fn taps_agree(arch: &Path, list: &str, models: &[(&str, f64)]) {
         let n_layer = layered.last().unwrap() + 1;
         let theirs: Vec<Node> = lists[*model]
             .iter()
-            .filter_map(|line| listed(line))
+            .filter_map(|line| listed(model, line))
             .collect();
         let mut theirs = theirs;
         // gptneox names the result twice: the second time with the stream added

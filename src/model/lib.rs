@@ -20,11 +20,12 @@ use gguf_rs_lite::Gguf;
 
 pub use adapter::{Adapter, AdapterError, AdapterPair, ControlVector};
 pub use arch::Arch;
+use arch::Recurrent;
 pub use error::{Choice, Error};
 pub use graph::{Graph, HiddenRows, Node, Op, ValueId};
 pub use hparams::{
-    CacheGroup, Hparams, LatentHparams, LayerHparams, Pooling, RecurrentHparams, ScalingKind,
-    TokenMixer,
+    CacheGroup, Hparams, IndexerHparams, KeyChoice, LatentHparams, LayerHparams, Pooling,
+    RecurrentHparams, ScalingKind, TokenMixer,
 };
 pub use keys::{Entry, Source, Sourced};
 pub use mtp::{is_mtp_only, mtp_layer};
@@ -120,8 +121,11 @@ impl Model {
     /// of the one before it.
     pub fn is_divisible(&self) -> bool {
         let mut layers = self.hparams.layers.iter().enumerate();
-        let own_keys = layers.all(|(l, layer)| layer.kv_layer == l);
-        self.weights.per_layer_inputs.is_none() && own_keys
+        let own_keys =
+            layers.all(|(l, layer)| layer.kv_layer == l && layer.choice != KeyChoice::Last);
+        // later layers take a share of the first one's values
+        let shares_values = self.hparams.arch.spec().recurrent == Some(Recurrent::Rwkv7);
+        self.weights.per_layer_inputs.is_none() && own_keys && !shares_values
     }
 
     /// Returns whether it is an MTP layer of another model.

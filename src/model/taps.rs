@@ -252,6 +252,16 @@ pub const ATTN_OUTPUT: &str = "attn_output";
 pub const ATTN_RESIDUAL: &str = "attn_residual";
 /// Queries of latent attention: low-rank row, normed row, and its up projection.
 pub const Q: &str = "q";
+/// Low-rank row of queries that an indexer reads too, and the normed row.
+pub const QR: &str = "qr";
+/// An indexer's queries: product, rotated.
+pub const INDEXER_Q: &str = "indexer_q";
+/// An indexer's keys: product, normed, rotated.
+pub const INDEXER_K: &str = "indexer_k";
+/// Weights of an indexer's heads: product, scaled.
+pub const INDEXER_WEIGHTS: &str = "indexer_weights";
+/// Positions that an indexer chooses, in ascending order; llama.cpp's `top_k` has them in another.
+pub const SELECTED_KEYS: &str = "selected_keys";
 /// Queries without RoPE, after absorption of the key projection.
 pub const Q_NOPE_ABSORBED: &str = "q_nope_absorbed";
 /// Rotated part of the queries.

@@ -151,6 +151,9 @@ pub enum Error {
         max = launch::max_key_dim(*.1)
     )]
     KeyDim(usize, bool),
+    /// Attention that sees selected keys.
+    #[error("attention to keys that an indexer selects: expected attention to all, on a GPU")]
+    SelectedKeys,
     /// Unsupported size of the state of a recurrence.
     #[error("{what} with {got} numbers of a value: expected at most {most}, on a GPU")]
     #[allow(missing_docs)] // the fields are what the message says

@@ -26,11 +26,21 @@ struct Group<'a> {
     /// Pairs of a row of the step and a query head.
     rows: &'a [(usize, usize)],
     scores: Scores,
+    /// The positions that each row of the step sees, if it sees some only.
+    seen: Option<Slot>,
     /// Of all query heads.
     sinks: Option<&'a [f32]>,
     /// Positions to attend to.
     from: usize,
     to: usize,
+}
+
+/// Layout of query rows for a kernel that takes `size` of them at a time.
+pub(super) struct Interleaved {
+    pub(super) size: usize,
+    pub(super) head_dim: usize,
+    /// Multiplies the queries.
+    pub(super) scale: f32,
 }
 
 /// Takes the rows just run (row of the step, head), their sums and their softmax states.
@@ -60,6 +70,41 @@ impl SectionPart<'_> {
             end = row.image_end;
         }
         VisibleRange { first: start, end }
+    }
+
+    /// Copies the queries of pairs of a row and a head to where a kernel reads them.
+    ///
+    /// # Safety
+    /// They are finished.
+    pub(super) unsafe fn interleave(
+        &self,
+        q: Slot,
+        rows: &[(usize, usize)],
+        how: Interleaved,
+        to: &mut [f32],
+    ) {
+        let (size, d) = (how.size, how.head_dim);
+        for (j, (row, head)) in rows.iter().enumerate() {
+            // SAFETY: the caller's promise.
+            let q = unsafe { self.row(q, *row, head * d..(head + 1) * d) };
+            let to = to[j / size * d * size + j % size..].iter_mut();
+            to.step_by(size)
+                .zip(q)
+                .for_each(|(to, x)| *to = x * how.scale);
+        }
+    }
+
+    /// The positions that a row sees, if it sees some only.
+    ///
+    /// # Safety
+    /// They are finished.
+    unsafe fn chosen(&self, seen: Option<Slot>, row: usize) -> &[f32] {
+        let Some(seen) = seen else {
+            return &[];
+        };
+        let n = self.width(seen).min(self.rows[row].pos + 1);
+        // SAFETY: the caller's promise.
+        unsafe { self.row(seen, row, 0..n) }
     }
 
     /// Computes attention for `rows` and hands the results to `done`, some rows at a time.
@@ -101,6 +146,7 @@ impl SectionPart<'_> {
                 continue;
             }
             let mut visible = [VisibleRange { first: 0, end: 0 }; QUERY_ROWS];
+            let mut chosen: [&[f32]; QUERY_ROWS] = [&[]; QUERY_ROWS];
             let mut slopes = [Slope {
                 slope: 0.0,
                 position: 0,
@@ -113,16 +159,24 @@ impl SectionPart<'_> {
                         position: self.rows[*row].pos,
                     };
                 }
-                // SAFETY: the query buffer was finished before the last barrier.
-                let q = unsafe { self.row(q, *row, head * d..(head + 1) * d) };
-                let first = j / size * d * size + j % size;
-                let to = scratch.q[first..].iter_mut().step_by(*size);
-                to.zip(q).for_each(|(to, x)| *to = x * group.scores.scale);
+                // SAFETY: the choice was finished before the last barrier.
+                chosen[j] = unsafe { self.chosen(group.seen, *row) };
             }
+            let layout = Interleaved {
+                size: *size,
+                head_dim: d,
+                scale: group.scores.scale,
+            };
+            // SAFETY: the query buffer was finished before the last barrier.
+            unsafe { self.interleave(q, &group.rows[rows.clone()], layout, &mut scratch.q) };
             let mut run = attention::QueryRows {
                 pages: self.pages(group),
                 q: scratch.q.as_ptr(),
                 visible: &visible[..rows.len()],
+                chosen: match group.seen {
+                    Some(_) => &chosen[..rows.len()],
+                    None => &[],
+                },
                 cap: group.scores.cap,
                 slopes: match group.scores.alibi {
                     Some(_) => &slopes[..rows.len()],
@@ -148,6 +202,7 @@ impl SectionPart<'_> {
     pub(super) unsafe fn attend_prompt(&self, at: usize, attend: &Attend, sinks: Option<&[f32]>) {
         let &Attend {
             q,
+            seen,
             cache,
             scores,
             out,
@@ -185,14 +240,16 @@ impl SectionPart<'_> {
                     table,
                     rows: &rows,
                     scores,
+                    seen,
                     sinks,
                     from: 0,
                     to: usize::MAX,
                 };
                 first = end;
                 let blocks = self.model.prompt_attention;
-                // scores that fall with distance are computed in floats
-                if let Some(kernels) = blocks.filter(|_| scores.alibi.is_none()) {
+                // scores that fall with distance, and those of chosen keys, are computed in floats
+                let in_floats = scores.alibi.is_some() || seen.is_some();
+                if let Some(kernels) = blocks.filter(|_| !in_floats) {
                     // SAFETY: one thread has these rows and heads.
                     unsafe { self.attend_blocks(kernels, (q, out), &group) };
                     continue;
@@ -271,6 +328,7 @@ impl SectionPart<'_> {
     pub(super) unsafe fn attend_pieces(&self, task: &Task, attend: &Attend, sinks: Option<&[f32]>) {
         let &Attend {
             q,
+            seen,
             cache,
             scores,
             out,
@@ -310,6 +368,7 @@ impl SectionPart<'_> {
                     table,
                     rows: &rows,
                     scores,
+                    seen,
                     sinks,
                     from,
                     to,

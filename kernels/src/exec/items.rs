@@ -5,9 +5,9 @@ use super::epilogue::Epilogue;
 use super::extent::Extent;
 use super::model::Model;
 use super::plan::{Section, Stage, Task};
-use super::sizes::{QUERY_BLOCK, STRIP_PAIR, piece_len};
+use super::sizes::{PIECE, QUERY_BLOCK, STRIP_PAIR, piece_len};
 use crate::op::Op;
-use crate::program::Slot;
+use crate::program::{ProgramOp, Slot};
 use octavo_simd::act::Form;
 
 /// The items of a task.
@@ -116,19 +116,60 @@ impl Items {
                     kind,
                 })
             }
+            (stage, op @ (Op::Attention { .. } | Op::SelectKeys { .. })) => {
+                Items::of_keys(model, extent, (stage, op), instruction.result())
+            }
+            _ => None,
+        }
+    }
+
+    /// The items of an operation on cached keys, whose result is in `out`.
+    fn of_keys(
+        model: &Model,
+        extent: &Extent,
+        (stage, op): (Stage, &ProgramOp),
+        out: Slot,
+    ) -> Option<Items> {
+        let program = &model.program;
+        let width = |slot: Slot| program.slots[slot].width;
+        match (stage, op) {
             (Stage::Whole(_), &Op::Attention { q, cache, .. }) => {
-                let (out, kv) = (instruction.result(), program.cache(cache));
+                let kv = program.cache(cache);
                 let heads_kv = kv.n_head_kv;
                 let block = block_tokens(model, width(q) / kv.head_dim / heads_kv);
                 let kind = Kind::Blocks {
                     slot: out,
-                    rows: rows(out),
+                    rows: extent.rows,
                     width: width(out),
                     block,
                     heads_kv,
                 };
                 Some(Items {
                     count: extent.rows.div_ceil(block) * heads_kv,
+                    kind,
+                })
+            }
+            (Stage::Whole(_), &Op::SelectKeys { n, .. }) => {
+                let kind = Kind::Blocks {
+                    slot: out,
+                    rows: extent.rows,
+                    width: n,
+                    block: 1,
+                    heads_kv: 1,
+                };
+                Some(Items {
+                    count: extent.rows,
+                    kind,
+                })
+            }
+            (Stage::Pieces, Op::SelectKeys { .. }) => {
+                let kind = Kind::Pieces {
+                    heads: 1,
+                    pieces: extent.pieces,
+                    len: PIECE,
+                };
+                Some(Items {
+                    count: extent.rows * extent.pieces,
                     kind,
                 })
             }

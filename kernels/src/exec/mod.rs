@@ -43,6 +43,7 @@ mod recurrent;
 mod rows;
 mod scratch;
 mod section_part;
+mod select;
 mod sizes;
 mod tiles;
 mod work;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::expert_sizes::ExpertSizes;
 use super::extent::Extent;
 use super::plan::{Plan, Section};
-use super::sizes::piece_len;
+use super::sizes::{PIECE, piece_len};
 use super::tiles::MAX_TILE;
 use crate::lora::LoraSite;
 use crate::matrix::Matrix;
@@ -119,13 +119,14 @@ impl Model {
         self.program.ops.iter().map(of).max().unwrap_or(0)
     }
 
-    /// Floats of a row's results of one piece of attention, of all heads.
+    /// Floats of a row's results of one piece of attention, of all heads, or of a piece's scores.
     pub(super) fn piece_floats(&self) -> usize {
         let of = |i: &Instruction| match i.op {
             Op::Attention { q, cache, .. } => {
                 let head_dim = self.program.cache(cache).head_dim;
                 self.program.slots[q].width / head_dim * piece_len(head_dim)
             }
+            Op::SelectKeys { .. } => PIECE,
             _ => 0,
         };
         self.program.ops.iter().map(of).max().unwrap_or(0)

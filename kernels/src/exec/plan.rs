@@ -268,7 +268,7 @@ fn overwrites_keys(program: &Program, sections: &[Section]) -> bool {
     let (mut read, mut written) = (Vec::new(), Vec::new());
     for task in tasks {
         match program.ops[task.op].op {
-            Op::Attention { cache, .. } => read.push(cache),
+            Op::Attention { cache, .. } | Op::SelectKeys { cache, .. } => read.push(cache),
             Op::KvWrite { cache, .. } => written.push(cache),
             _ => {}
         }

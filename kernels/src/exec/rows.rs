@@ -95,9 +95,10 @@ impl SectionPart<'_> {
                 Op::AllGather { cut, .. } => self.join_parts(*cut, result(), grain),
                 &Op::LoraDown { x, ids, site, .. } => self.lora_down((x, ids), site, result()),
                 &Op::LoraUp { y, h, ids, site } => self.lora_up([y, h], ids, site, result()),
-                Op::MatMul { .. } | Op::Attention { .. } | Op::ExpertMatMul { .. } => {
-                    unreachable!("these have tasks of their own")
-                }
+                Op::MatMul { .. }
+                | Op::Attention { .. }
+                | Op::SelectKeys { .. }
+                | Op::ExpertMatMul { .. } => unreachable!("these have tasks of their own"),
             }
         }
     }

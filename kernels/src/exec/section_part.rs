@@ -8,6 +8,7 @@ use super::experts::ExpertProduct;
 use super::frame::Frame;
 use super::matmul::Product;
 use super::plan::{Stage, Task};
+use super::select::Select;
 use crate::op::Op;
 use crate::pool::Member;
 use crate::program::{Attend, Slot};
@@ -165,6 +166,7 @@ impl SectionPart<'_> {
                     stage @ (Stage::Pieces | Stage::Whole(_)),
                     &Op::Attention {
                         q,
+                        seen,
                         cache,
                         scores,
                         ref sinks,
@@ -172,6 +174,7 @@ impl SectionPart<'_> {
                 ) => {
                     let attend = Attend {
                         q,
+                        seen,
                         cache,
                         scores,
                         out: instruction.result(),
@@ -182,6 +185,7 @@ impl SectionPart<'_> {
                         self.attend_prompt(at, &attend, sinks.as_deref());
                     }
                 }
+                (_, Op::SelectKeys { .. }) => self.select(task, &Select::of(instruction)),
                 _ => self.rowwise(instruction, task.division.grain()),
             }
         }

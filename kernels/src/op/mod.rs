@@ -58,12 +58,25 @@ pub enum Op<V, M, C, T> {
     KvWrite { k: V, v: V, cache: CacheLayer },
     /// Attention over the cached keys and values: `softmax(scores) V` per head; query head `h`
     /// reads key head `h / (n_head / n_head_kv)`. The softmax's denominator gains `e^sink` of the
-    /// query head, where there are sinks: one more score, of a value that is zero.
+    /// query head, where there are sinks: one more score, of a value that is zero. With `seen`, a
+    /// row attends to those positions only, a result of [`Op::SelectKeys`].
     Attention {
         q: V,
+        seen: Option<V>,
         cache: CacheLayer,
         scores: Scores,
         sinks: Option<C>,
+    },
+    /// Positions of the `n` cached keys that score highest, of those up to a row's own, in
+    /// ascending order; the last one is repeated where there are fewer than `n`. A key's score is
+    /// the sum over query heads of `weights * max(q k, 0)`, with one key for all heads and one
+    /// weight for each (DeepSeek V3.2's indexer). Of equal scores at the edge, those are chosen
+    /// that llama.cpp chooses on a CPU.
+    SelectKeys {
+        q: V,
+        weights: V,
+        cache: CacheLayer,
+        n: usize,
     },
     /// `act(gate) * up`.
     Gate { gate: V, up: V, act: Activation },
@@ -323,7 +336,8 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::ExpertBias { x, ids, .. } => two(x, ids),
             Op::ScaleRows { x, by } => two(x, by),
             Op::ExpertSum { x, weights } => two(x, weights),
-            Op::Attention { q, .. } => one(q),
+            Op::Attention { q, seen, .. } => some([Some(q), seen]),
+            Op::SelectKeys { q, weights, .. } => two(q, weights),
             Op::KvWrite { k, v, .. } => two(k, v),
             Op::Gate { gate, up, .. } => two(gate, up),
             Op::Add { a, b } | Op::Mul { a, b } | Op::Concat { a, b, .. } => two(a, b),
@@ -404,6 +418,7 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             | Op::LoraDown { .. }
             | Op::LoraUp { .. }
             | Op::KvWrite { .. }
+            | Op::SelectKeys { .. }
             | Op::Gate { .. }
             | Op::Add { .. }
             | Op::Mul { .. }

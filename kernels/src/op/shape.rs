@@ -88,10 +88,20 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             Op::KvWrite { k, v, cache: c } => rules::kv_write(value(k), value(v), shape_of(c, of)?),
             Op::Attention {
                 q,
+                seen,
                 cache: c,
                 ref sinks,
                 ..
-            } => rules::attention(value(q), shape_of(c, of)?, sinks.as_ref().map(vector)),
+            } => {
+                let sinks = sinks.as_ref().map(vector);
+                rules::attention(value(q), seen.map(value), shape_of(c, of)?, sinks)
+            }
+            Op::SelectKeys {
+                q,
+                weights,
+                cache: c,
+                n,
+            } => rules::select_keys(value(q), value(weights), shape_of(c, of)?, n),
             Op::Gate { gate: a, up: b, .. } | Op::Add { a, b } | Op::Mul { a, b } => {
                 rules::pair(value(a), value(b))
             }

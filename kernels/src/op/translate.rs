@@ -80,7 +80,10 @@ impl<V: Copy, M, C, T> Op<V, M, C, T> {
             Rope { x: value, head_dim: as_is, rope: as_is }
             Hadamard { x: value, order: as_is }
             KvWrite { k: value, v: value, cache: cache }
-            Attention { q: value, cache: cache, scores: as_is, sinks: any_vector }
+            Attention {
+                q: value, seen: any_value, cache: cache, scores: as_is, sinks: any_vector
+            }
+            SelectKeys { q: value, weights: value, cache: cache, n: as_is }
             Gate { gate: value, up: value, act: as_is }
             Unary { x: value, f: as_is }
             ScaleByPosition { x: value, rate: as_is, step: as_is, offset: as_is }

@@ -81,10 +81,13 @@ impl Program {
     fn widest_windows(&self) -> Vec<usize> {
         let mut widest = vec![1; self.caches.len()];
         for instruction in &self.ops {
-            if let Op::Attention { cache, scores, .. } = instruction.op {
-                let window = scores.window.unwrap_or(usize::MAX);
-                widest[cache.group] = window.max(widest[cache.group]);
-            }
+            let (cache, window) = match instruction.op {
+                Op::Attention { cache, scores, .. } => (cache, scores.window),
+                Op::SelectKeys { cache, .. } => (cache, None),
+                _ => continue,
+            };
+            let window = window.unwrap_or(usize::MAX);
+            widest[cache.group] = window.max(widest[cache.group]);
         }
         widest
     }

@@ -1,14 +1,14 @@
 //! Attention in f64, and error bounds for a correct kernel.
 
 use super::blocks::{IMAGES, block_ends};
-use super::{Case, sinks};
+use super::{Case, Data, sinks};
 use octavo_kernels::{Isa, PromptBits};
 
 /// Scale of the scores.
 pub(super) const SCALE: f32 = 0.37;
 
 /// Maximum relative rounding error of f32 and of bf16: half a step.
-const HALF: f64 = 0.5 * f32::EPSILON as f64;
+pub(super) const HALF: f64 = 0.5 * f32::EPSILON as f64;
 
 const HALF_BF16: f64 = 1.0 / 256.0;
 
@@ -21,7 +21,7 @@ const CAP: f64 = 5.8 * f32::EPSILON as f64;
 /// Returns the relative error of a sum of `k` terms, each rounding being half a step of the sum of
 /// magnitudes: all of one sign if they are few, else a random walk, doubled as a margin for the
 /// longest walk.
-fn roundings(k: usize) -> f64 {
+pub(super) fn roundings(k: usize) -> f64 {
     let k = k as f64;
     k.min(2.0 * k.sqrt()) * HALF
 }
@@ -181,12 +181,19 @@ fn score(c: Case, query: &[f64], keys: &[f64], rounds: Rounds) -> (f64, f64) {
 ///
 /// Integer attention rounds queries and keys to whole steps, then computes exact sums of their
 /// products, which are multiplied by two scales; for weights and values see [`integers`].
-pub(super) fn exact(
+pub(super) fn exact(c: Case, data: &Data, t: usize, h: usize, rounds: Rounds) -> Vec<(f64, f64)> {
+    let (first, end) = seen(c, t, data.1.len() / (c.heads_kv * c.head_dim));
+    let positions: Vec<usize> = (first..end).collect();
+    exact_of(c, data, (t, h), rounds, &positions)
+}
+
+/// Does the same for a token that attends to some positions.
+pub(super) fn exact_of(
     c: Case,
-    (q, k, v): &(Vec<f32>, Vec<f32>, Vec<f32>),
-    t: usize,
-    h: usize,
+    (q, k, v): &Data,
+    (t, h): (usize, usize),
     rounds: Rounds,
+    positions: &[usize],
 ) -> Vec<(f64, f64)> {
     let d = c.head_dim;
     let hk = h / (c.heads / c.heads_kv);
@@ -195,10 +202,11 @@ pub(super) fn exact(
         x[at..at + d].iter().map(|v| f64::from(*v)).collect()
     };
     let query = row(q, c.heads, t, h);
-    let (first, n) = seen(c, t, k.len() / (c.heads_kv * d));
+    let (first, n) = (positions[0], positions[positions.len() - 1] + 1);
     let slope = c.scores.alibi.map(|alibi| f64::from(alibi.slope(h)));
-    let mut scores: Vec<(f64, f64)> = (first..n)
-        .map(|p| {
+    let mut scores: Vec<(f64, f64)> = positions
+        .iter()
+        .map(|&p| {
             let (score, error) = score(c, &query, &row(k, c.heads_kv, p, hk), rounds);
             slope.map_or((score, error), |slope| {
                 let fallen = score - slope * t.abs_diff(p) as f64;
@@ -206,7 +214,8 @@ pub(super) fn exact(
             })
         })
         .collect();
-    let mut values: Vec<Vec<f64>> = (first..n).map(|p| row(v, c.heads_kv, p, hk)).collect();
+    let values = positions.iter().map(|p| row(v, c.heads_kv, *p, hk));
+    let mut values: Vec<Vec<f64>> = values.collect();
     if let Some(sinks) = sinks(c) {
         scores.push((f64::from(sinks[h]), 0.0));
         values.push(vec![0.0; d]);

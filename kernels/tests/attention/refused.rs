@@ -58,6 +58,7 @@ fn attending(scores: Scores, sinks: Option<Arc<[f32]>>) {
         .without_result(),
         Op::Attention {
             q: 0,
+            seen: None,
             cache: CacheLayer { group: 0, layer: 0 },
             scores,
             sinks,

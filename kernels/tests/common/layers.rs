@@ -101,6 +101,7 @@ impl Layers {
             .without_result(),
             Op::Attention {
                 q: 7,
+                seen: None,
                 cache: CacheLayer { group: 0, layer },
                 scores: Scores {
                     scale: 0.125,

@@ -67,6 +67,7 @@ impl Layer<'_, '_> {
             chunked: hp.is_chunked(),
             causal: hp.rows.is_none(),
             sinks: sinks.as_deref(),
+            chosen: None,
             slopes: slopes.as_deref(),
         };
         let mut mixed = attention.run(&q, &k, &v);

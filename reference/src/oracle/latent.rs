@@ -27,11 +27,17 @@ impl Layer<'_, '_> {
         h: &[f64],
     ) -> Result<Vec<f64>, Error> {
         let (n_head, n_embd) = (self.dims.n_head, self.hp.n_embd);
-        let q = self.latent_queries(latent, h)?;
+        let own = latent
+            .indexer
+            .as_ref()
+            .filter(|indexer| indexer.own[self.il]);
+        let index_keys = own.map(|indexer| self.index_keys(indexer, h)).transpose()?;
+        let (q, low_rank) = self.latent_queries(latent, h)?;
         let memory = match latent.absorbed {
             true => self.absorbed(latent, &q, h)?,
             false => self.materialised(latent, q, h)?,
         };
+        let chosen = self.choice(latent, &low_rank, h, index_keys.as_deref())?;
         let attention = Attention {
             head_dim: memory.key_dim,
             value_dim: memory.value_dim,
@@ -43,6 +49,7 @@ impl Layer<'_, '_> {
             chunked: false,
             causal: true,
             sinks: None,
+            chosen: chosen.as_deref(),
             slopes: None,
         };
         let mut mixed = attention.run(&memory.q, &memory.k, &memory.v);
@@ -66,23 +73,29 @@ impl Layer<'_, '_> {
         }
     }
 
-    /// Computes queries before RoPE.
-    fn latent_queries(&mut self, latent: &Latent, h: &[f64]) -> Result<Vec<f64>, Error> {
+    /// Computes queries before RoPE, and the low-rank row of those that have one.
+    fn latent_queries(
+        &mut self,
+        latent: &Latent,
+        h: &[f64],
+    ) -> Result<(Vec<f64>, Vec<f64>), Error> {
         let n_embd = self.hp.n_embd;
         let width = self.dims.n_head * (latent.plain + latent.rotated);
+        let mut low_rank = Vec::new();
         let mut q = match latent.query_rank {
             None => self.product("attn_q", n_embd, width, h)?,
             Some(rank) => {
+                let name = if latent.indexer.is_some() { "qr" } else { "q" };
                 let mut narrow = self.product("attn_q_a", n_embd, rank, h)?;
-                self.tap_part("q", rank, &mut narrow);
+                self.tap_part(name, rank, &mut narrow);
                 let norm = self.name("attn_q_a_norm");
-                let mut narrow = whole_norm(self.hp, self.weights, &norm, rank, &narrow)?;
-                self.tap_part("q", rank, &mut narrow);
-                self.product("attn_q_b", rank, width, &narrow)?
+                low_rank = whole_norm(self.hp, self.weights, &norm, rank, &narrow)?;
+                self.tap_part(name, rank, &mut low_rank);
+                self.product("attn_q_b", rank, width, &low_rank)?
             }
         };
         self.tap_part("q", width, &mut q);
-        Ok(q)
+        Ok((q, low_rank))
     }
 
     /// Computes the latent row, normed, and the part of keys to be rotated.

@@ -22,6 +22,8 @@ pub(super) struct Shared {
     pub(super) positions: Vec<Position>,
     /// Values of the first layer, which later ones take a share of (RWKV).
     pub(super) first_values: Option<Vec<f64>>,
+    /// Positions that each row sees, as the last indexer has chosen.
+    pub(super) seen: Option<Vec<Vec<usize>>>,
 }
 
 /// One layer during a pass.

@@ -229,6 +229,8 @@ pub(super) struct Attention<'a> {
     pub(super) causal: bool,
     /// Attention sinks: one score per head without a value.
     pub(super) sinks: Option<&'a [f64]>,
+    /// Positions that each query sees, of those it would see otherwise.
+    pub(super) chosen: Option<&'a [Vec<usize>]>,
     /// Fall of each head's scores with each position between query and key.
     pub(super) slopes: Option<&'a [f64]>,
 }
@@ -243,7 +245,9 @@ impl Attention<'_> {
         let mut out = vec![0.0; n * out_width];
         let rows = q.chunks(q_width).zip(out.chunks_mut(out_width));
         for (pos, (q, out)) in rows.enumerate() {
-            let seen = self.seen(pos, n);
+            let chosen = self.chosen.map(|chosen| &chosen[pos]);
+            let is_chosen = |t: &usize| chosen.is_none_or(|chosen| chosen.contains(t));
+            let seen: Vec<usize> = self.seen(pos, n).filter(is_chosen).collect();
             let heads = q.chunks(key_dim).zip(out.chunks_mut(value_dim));
             for (h, (q, out)) in heads.enumerate() {
                 let head = h / (self.n_head / self.n_head_kv);
@@ -251,9 +255,9 @@ impl Attention<'_> {
                 let key = |t: usize| &k[row(t) * key_dim..][..key_dim];
                 let slope = self.slopes.map_or(0.0, |slopes| slopes[h]);
                 let fall = |t: usize| slope * pos.abs_diff(t) as f64;
-                let scores = seen.clone().map(|t| self.score(q, key(t)) - fall(t));
+                let scores = seen.iter().map(|&t| self.score(q, key(t)) - fall(t));
                 let p = softmax_beside(scores.collect(), self.sinks.map(|sinks| sinks[h]));
-                for (t, p) in seen.clone().zip(p) {
+                for (&t, p) in seen.iter().zip(p) {
                     out.iter_mut()
                         .zip(&v[row(t) * value_dim..][..value_dim])
                         .for_each(|(out, v)| *out += p * v);
@@ -315,6 +319,7 @@ mod tests {
         chunked: false,
         causal: true,
         sinks: None,
+        chosen: None,
         slopes: None,
     };
 

@@ -11,6 +11,7 @@ mod delta_net;
 mod experts;
 mod feed_forward;
 mod hparams;
+mod indexer;
 mod latent;
 mod layer;
 mod mamba;

@@ -156,6 +156,7 @@ impl Oracle<'_> {
             per_layer: rows.map(|rows| PerLayer::new(rows, x.clone())),
             positions: positions.to_vec(),
             first_values: None,
+            seen: None,
         };
         Ok(Start { x, deep, shared })
     }

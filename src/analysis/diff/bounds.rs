@@ -26,7 +26,8 @@
 //! * expert choices change only where router scores are closer to each other than their errors: an
 //!   expert in another's place is explained if its score, or that of its group, is that close
 //!   (`near_tie.rs`). Where choices differ, everything computed from them may differ, unless the
-//!   second execution continues with the first's choices.
+//!   second execution continues with the first's choices;
+//! * choices of keys likewise: one in another's place is explained if their scores are that close.
 //!
 //! These are statements about typical directions, so the allowed error is [`MARGIN`] times the
 //! explained error. Since an op is held against the *measured* error of its inputs, it is never
@@ -34,6 +35,7 @@
 
 mod explain;
 mod rules;
+mod selection;
 
 use std::collections::HashMap;
 
@@ -46,6 +48,7 @@ use super::near_tie::{Tie, tie};
 use super::target::GraphInputs;
 use octavo_model::{Network, Op, OwnedTap, ValueId, WeightId};
 use rules::{rms, rms_of};
+use selection::Selection;
 
 /// Allowed error, as a multiple of the explained error. Errors of a trained model point in
 /// directions that matter (outlier channels, sink tokens): over all models, types and instruction
@@ -90,7 +93,7 @@ pub struct Bounds<'a> {
     gains: HashMap<WeightId, f64>,
     /// rms of the difference of pixels, if there are any.
     pixels: f64,
-    /// The first execution's router scores, for values that experts are chosen by.
+    /// The first execution's values that experts or keys are chosen by.
     chosen_by: HashMap<ValueId, Vec<f32>>,
     next: usize,
 }
@@ -167,6 +170,18 @@ impl<'a> Bounds<'a> {
                 }
             }
         }
+        if let Op::SelectKeys {
+            q, weights, cache, ..
+        } = self.model.graph().nodes[at].op
+        {
+            let of = Selection { q, weights, cache };
+            let rows = a.chunks_exact(width).zip(b.chunks_exact(width));
+            for (r, (error, (a, b))) in bound.iter_mut().zip(rows).enumerate() {
+                if a == b || !self.explains_choice(of, r, [a, b]) {
+                    *error = 0.0;
+                }
+            }
+        }
         let out = self.model.graph().nodes[at].out;
         let head_dim = self.normed_together(out);
         let mut stats = Stats::default();
@@ -183,8 +198,7 @@ impl<'a> Bounds<'a> {
                 .push(a.chunks(head_dim).map(rms).fold(f64::INFINITY, f64::min));
         }
         self.stats[out.index()] = stats;
-        let mut behind = self.model.graph().nodes[at..].iter();
-        if behind.any(|node| matches!(node.op, Op::TopK { x, .. } if x == out)) {
+        if self.decides(at, out) {
             self.chosen_by.insert(out, a.to_vec());
         }
         Ok(Some(bound.into_iter().map(|e| MARGIN * e).collect()))

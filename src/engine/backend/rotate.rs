@@ -80,8 +80,24 @@ fn rotating(network: &dyn Network, halves: Halves) -> Graph {
                 let op = Op::KvWrite { k, v, cache };
                 graph.nodes.push(Node { op, ..*node });
             }
+            Op::SelectKeys {
+                q,
+                weights,
+                cache,
+                n,
+            } if halves.k => {
+                let q = rotate(&mut graph, q, order(cache.group));
+                let op = Op::SelectKeys {
+                    q,
+                    weights,
+                    cache,
+                    n,
+                };
+                graph.nodes.push(Node { op, ..*node });
+            }
             Op::Attention {
                 q,
+                seen,
                 cache,
                 scores,
                 sinks,
@@ -93,6 +109,7 @@ fn rotating(network: &dyn Network, halves: Halves) -> Graph {
                 };
                 let op = Op::Attention {
                     q,
+                    seen,
                     cache,
                     scores,
                     sinks,

@@ -118,7 +118,14 @@ fn threads_and_batches_change_nothing_in_other_architectures() {
         "deepseek2-Q4_K_M",
     ];
     let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
-    let more = ["jamba-Q8_0", "mpt-F32", "plamo2-Q8_0", "rwkv7-Q8_0"];
+    let more = [
+        "jamba-Q8_0",
+        "mpt-F32",
+        "plamo2-Q8_0",
+        "rwkv7-Q8_0",
+        "deepseek32-Q8_0",
+        "glm-dsa-Q8_0",
+    ];
     let more = more.map(|name| shared(&format!("arch2/models/{name}.gguf")));
     let paths = paths.into_iter().chain(more);
     let mut turn = 0;

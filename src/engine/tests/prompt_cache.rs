@@ -82,7 +82,7 @@ fn another_engine_goes_on_with_the_same_bits() {
         "deepseek2-Q4_K_M",
     ];
     let paths = names.map(|name| shared(&format!("arch/models/{name}.gguf")));
-    let more = ["jamba-Q8_0", "rwkv7-Q8_0"];
+    let more = ["jamba-Q8_0", "rwkv7-Q8_0", "glm-dsa-Q8_0"];
     let more = more.map(|name| shared(&format!("arch2/models/{name}.gguf")));
     let paths = paths.into_iter().chain(more);
     let others = paths.flatten().map(ModelSource::Path);

@@ -14,6 +14,7 @@ mod cohere2;
 mod command_r;
 mod deepseek;
 mod deepseek2;
+mod deepseek32;
 mod dots1;
 mod ernie4_5;
 mod ernie4_5_moe;
@@ -30,6 +31,7 @@ mod gemma4;
 mod gemma_embedding;
 mod glm4;
 mod glm4moe;
+mod glm_dsa;
 mod gpt2;
 mod gpt_oss;
 mod gptneox;
@@ -114,7 +116,7 @@ use layers::{
 use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. A new one needs its file and a line here.
-static ALL: [Arch; 84] = [
+static ALL: [Arch; 86] = [
     Arch(&afmoe::SPEC),
     Arch(&apertus::SPEC),
     Arch(&arcee::SPEC),
@@ -128,6 +130,7 @@ static ALL: [Arch; 84] = [
     Arch(&command_r::SPEC),
     Arch(&deepseek::SPEC),
     Arch(&deepseek2::SPEC),
+    Arch(&deepseek32::SPEC),
     Arch(&dots1::SPEC),
     Arch(&ernie4_5::SPEC),
     Arch(&ernie4_5_moe::SPEC),
@@ -144,6 +147,7 @@ static ALL: [Arch; 84] = [
     Arch(&gemma_embedding::SPEC),
     Arch(&glm4::SPEC),
     Arch(&glm4moe::SPEC),
+    Arch(&glm_dsa::SPEC),
     Arch(&gpt2::SPEC),
     Arch(&gpt_oss::SPEC),
     Arch(&gptneox::SPEC),

@@ -52,6 +52,7 @@ impl Builder<'_> {
         let q = self.padded(q, w, [layer.head_dim, layer.cache_dim()]);
         let attention = Op::Attention {
             q,
+            seen: None,
             cache: layer.cache,
             scores: layer.scores,
             sinks: w.sinks,

@@ -24,7 +24,10 @@ impl Builder<'_> {
         l: usize,
     ) -> ValueId {
         let sizes = self.h.latent.expect("checked where the weights were bound");
-        let q = self.latent_queries(x, &w.query, l);
+        if let Some(indexer) = &w.indexer {
+            self.index_keys(x, indexer, l);
+        }
+        let (q, low_rank) = self.latent_queries(x, &w.query, l);
         let plain = self.slice(q, sizes.query(), 0, sizes.plain);
         let rotary = self.slice(q, sizes.query(), sizes.plain, sizes.rotated);
         let out = match w.heads {
@@ -43,7 +46,8 @@ impl Builder<'_> {
                 let k = self.concat(plain, rotated, each, at(taps::K_CUR, l));
                 // values are the first `rank` dimensions of the keys; the rest of the result is
                 // dropped
-                let read = self.attend(q, k, k, None, l);
+                let seen = self.choice(x, low_rank, w.indexer.as_ref(), l);
+                let read = self.attend(q, [k, k], seen, None, l);
                 let read = self.slice(read, sizes.key(), 0, sizes.rank);
                 self.by_head(read, values, all, at(taps::KQV_OUT, l))
             }
@@ -87,26 +91,30 @@ impl Builder<'_> {
         let each = [sizes.plain, sizes.rotated];
         let k = self.concat(plain, row.rotated, each, at(taps::K_CUR, l));
         if sizes.value == key {
-            return self.attend(q, k, v, at(taps::KQV_OUT, l), l);
+            return self.attend(q, [k, v], None, at(taps::KQV_OUT, l), l);
         }
         // the cache has rows as long as keys: values are padded, and the padding is dropped below
         let rest = self.slice(both, head, 0, key - sizes.value);
         v = self.concat(v, rest, [sizes.value, key - sizes.value], None);
-        let read = self.attend(q, k, v, None, l);
+        let read = self.attend(q, [k, v], None, None, l);
         self.named_slice(read, key, 0, sizes.value, at(taps::KQV_OUT, l))
     }
 
-    fn latent_queries(&mut self, x: ValueId, w: &LatentQuery, l: usize) -> ValueId {
+    /// Appends queries; returns them and the low-rank row, if they have one.
+    fn latent_queries(
+        &mut self,
+        x: ValueId,
+        w: &LatentQuery,
+        l: usize,
+    ) -> (ValueId, Option<ValueId>) {
+        let named = self.inner_name(taps::Q, l);
         match *w {
-            LatentQuery::Whole(w) => {
-                let named = self.inner_name(taps::Q, l);
-                self.matmul(x, w, named)
-            }
+            LatentQuery::Whole(w) => (self.matmul(x, w, named), None),
             LatentQuery::LowRank { down, norm, up } => {
-                let named = self.inner_name(taps::Q, l);
-                let low_rank = self.matmul(x, down, named);
+                let low_rank = self.inner_name(self.h.low_rank_query_tap(), l);
+                let low_rank = self.matmul(x, down, low_rank);
                 let low_rank = self.norm(low_rank, norm, Some(l));
-                self.matmul(low_rank, up, named)
+                (self.matmul(low_rank, up, named), Some(low_rank))
             }
         }
     }
@@ -146,12 +154,12 @@ impl Builder<'_> {
         self.push(op, self.info(x), tap)
     }
 
-    /// Writes keys and values into the cache and attends.
+    /// Writes keys and values into the cache and attends to those that are `seen`, or to all.
     fn attend(
         &mut self,
         q: ValueId,
-        k: ValueId,
-        v: ValueId,
+        [k, v]: [ValueId; 2],
+        seen: Option<ValueId>,
         tap: Option<Named>,
         l: usize,
     ) -> ValueId {
@@ -165,6 +173,7 @@ impl Builder<'_> {
         self.push(Op::KvWrite { k, v, cache }, nothing, None);
         let attention = Op::Attention {
             q,
+            seen,
             cache,
             scores: layer.scores,
             sinks: None,

@@ -6,6 +6,7 @@ mod attention;
 mod embeddings_and_head;
 mod experts;
 mod feed_forward;
+mod indexer;
 mod latent;
 mod recurrent;
 mod rwkv;
@@ -49,6 +50,8 @@ pub(super) struct Builder<'a> {
     per_layer: Option<ValueId>,
     /// Values of the first layer, which later ones take a share of (RWKV).
     first_values: Option<ValueId>,
+    /// Keys that the last indexer has chosen.
+    seen: Option<ValueId>,
     /// Number of nodes before the first layer, once these are complete.
     first_layer: usize,
 }
@@ -77,6 +80,7 @@ impl<'a> Builder<'a> {
             rows,
             per_layer: None,
             first_values: None,
+            seen: None,
             first_layer: 0,
         }
     }

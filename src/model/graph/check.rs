@@ -95,7 +95,7 @@ impl Check<'_> {
         }
         let (cache, written) = match *op {
             Op::KvWrite { cache, .. } => (cache, false),
-            Op::Attention { cache, .. } => (cache, true),
+            Op::Attention { cache, .. } | Op::SelectKeys { cache, .. } => (cache, true),
             _ => return Ok(()),
         };
         let cached = &mut self.cached[cache.group][cache.layer];

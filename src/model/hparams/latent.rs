@@ -147,16 +147,22 @@ fn check(k: &Keys<'_>, latent: &LatentHparams) -> Result<(), Error> {
 /// in llama.cpp, so only absorbed weights are taken.
 pub(crate) fn unrotated_latent(k: &mut Keys<'_>, h: &mut Hparams) -> Result<(), Error> {
     let latent = h.latent.expect("its architecture has it");
-    if !latent.absorbed {
-        let key = if is_keyed(k, KEY[0]) {
-            VALUE[0]
-        } else {
-            KEY[0]
-        };
-        return Err(k.missing(k.full(key), "a width, in files with absorbed weights"));
-    }
+    require_absorbed(k, &latent)?;
     h.set_attention_scale(1.0 / (latent.query() as f32).sqrt());
     Ok(())
+}
+
+/// Refuses files whose weights are not absorbed.
+pub(super) fn require_absorbed(k: &Keys<'_>, latent: &LatentHparams) -> Result<(), Error> {
+    if latent.absorbed {
+        return Ok(());
+    }
+    let key = if is_keyed(k, KEY[0]) {
+        VALUE[0]
+    } else {
+        KEY[0]
+    };
+    Err(k.missing(k.full(key), "a width, in files with absorbed weights"))
 }
 
 /// Sets the scale of scores under YaRN, `mscale^2 / sqrt(width)`, and the position-dependent scale

@@ -7,6 +7,7 @@ use crate::blocks::Block;
 use crate::error::Error;
 use crate::keys::{Keys, PerLayer};
 
+use super::indexer::{IndexerHparams, KeyChoice};
 use super::latent::{self, LatentHparams};
 use super::{Hparams, MAX_HEAD_DIM, MAX_HEADS, MAX_WIDTH, recurrent};
 
@@ -50,6 +51,10 @@ pub struct LayerHparams {
     pub kv_layer: usize,
     /// Place of these in the cache; the group is one of [`super::Hparams::caches`].
     pub cache: CacheLayer,
+    /// Keys that attention sees.
+    pub choice: KeyChoice,
+    /// Place in the cache of the keys of its own indexer, if it has one.
+    pub index_cache: CacheLayer,
 }
 
 /// Limits `c` of gated products, which are `min(silu(gate), c) * clamp(up, -c, c)` then.
@@ -75,8 +80,11 @@ pub struct CacheGroup {
 }
 
 /// Assigns each layer its place in the cache: groups hold layers with the same heads and window, in
-/// the order of their first layers.
-pub(super) fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
+/// the order of their first layers. Keys of indexers are a layer of their own.
+pub(super) fn place_in_caches(
+    layers: &mut [LayerHparams],
+    indexer: Option<&IndexerHparams>,
+) -> Vec<CacheGroup> {
     let mut groups: Vec<CacheGroup> = Vec::new();
     for l in 0..layers.len() {
         let layer = layers[l];
@@ -93,19 +101,17 @@ pub(super) fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
             head_dim: layer.cache_dim(),
             window: layer.looks_back(),
         };
-        let like = |group: &CacheGroup| {
-            CacheGroup {
+        layers[l].cache = place(&mut groups, empty);
+        let indexer = indexer.filter(|_| layer.choice == KeyChoice::Own);
+        if let Some(indexer) = indexer {
+            let empty = CacheGroup {
                 n_layer: 0,
-                ..*group
-            } == empty
-        };
-        let group = groups.iter().position(like).unwrap_or_else(|| {
-            groups.push(empty);
-            groups.len() - 1
-        });
-        let layer = groups[group].n_layer;
-        groups[group].n_layer += 1;
-        layers[l].cache = CacheLayer { group, layer };
+                n_head_kv: 1,
+                head_dim: indexer.key_dim,
+                window: None,
+            };
+            layers[l].index_cache = place(&mut groups, empty);
+        }
     }
     if groups.is_empty() {
         // positions are counted in pages even where no layer caches anything; the head width suits
@@ -118,6 +124,23 @@ pub(super) fn place_in_caches(layers: &mut [LayerHparams]) -> Vec<CacheGroup> {
         });
     }
     groups
+}
+
+/// Adds a layer to the group of its shape, which is new if there is none.
+fn place(groups: &mut Vec<CacheGroup>, empty: CacheGroup) -> CacheLayer {
+    let like = |group: &CacheGroup| {
+        CacheGroup {
+            n_layer: 0,
+            ..*group
+        } == empty
+    };
+    let group = groups.iter().position(like).unwrap_or_else(|| {
+        groups.push(empty);
+        groups.len() - 1
+    });
+    let layer = groups[group].n_layer;
+    groups[group].n_layer += 1;
+    CacheLayer { group, layer }
 }
 
 impl LayerHparams {
@@ -161,6 +184,60 @@ impl LayerHparams {
     /// Returns the total width of all cached keys (or values).
     pub fn cache_width(&self) -> usize {
         self.n_head_kv * self.cache_dim()
+    }
+}
+
+impl Hparams {
+    /// Returns the sizes shared by all layers, for formats that store only one; `None` where layers
+    /// differ.
+    pub fn every_layer(&self) -> Option<&LayerHparams> {
+        let first = self.layers.first()?;
+        let like_first = |l: &LayerHparams| {
+            let (cache, kv_layer) = (first.cache, first.kv_layer);
+            LayerHparams {
+                cache,
+                index_cache: first.index_cache,
+                kv_layer,
+                ..*l
+            } == *first
+        };
+        self.layers.iter().all(like_first).then_some(first)
+    }
+
+    /// Returns the layer whose keys and values are cached there.
+    pub fn layer_of(&self, cache: CacheLayer) -> Option<usize> {
+        let is_there = |layer: &LayerHparams| layer.attends() && layer.cache == cache;
+        self.layers.iter().position(is_there)
+    }
+
+    /// Returns the number of cached elements per position: keys and values of every layer and
+    /// indexer.
+    pub fn kv_elements_per_position(&self) -> usize {
+        let layers = self.cached_layers(self.n_layer());
+        let index = |layer: &LayerHparams| {
+            let own = self.indexer.filter(|_| layer.choice == KeyChoice::Own);
+            own.map_or(0, |indexer| indexer.key_dim)
+        };
+        2 * layers
+            .map(|layer| layer.cache_width() + index(layer))
+            .sum::<usize>()
+    }
+
+    /// Returns the bytes of a sequence's recurrent state, over all layers.
+    pub fn state_bytes(&self) -> u64 {
+        let Some(sizes) = self.recurrent else {
+            return 0;
+        };
+        let layers = self.layers.iter().filter(|layer| layer.recurs());
+        4 * (layers.count() * sizes.state_values(self.arch)) as u64
+    }
+
+    /// Returns those of the first `first` layers that have keys and values of their own, and so a
+    /// place in the cache.
+    pub fn cached_layers(&self, first: usize) -> impl Iterator<Item = &LayerHparams> {
+        let all = self.layers[..first].iter().enumerate();
+        all.filter(|(l, layer)| layer.attends() && layer.kv_layer == *l)
+            .map(|(_, layer)| layer)
     }
 }
 
@@ -225,12 +302,14 @@ pub(super) fn read(
             head_dim,
             value_dim,
             n_ff: n_ff.of(l),
-            rope: Some(0),
+            rope: spec.rotates.then_some(0),
             scores: Scores::plain(1.0 / (head_dim as f32).sqrt()),
             clamps: Clamps::default(),
             xielu: None,
             kv_layer: l,
             cache: CacheLayer { group: 0, layer: 0 },
+            choice: KeyChoice::All,
+            index_cache: CacheLayer { group: 0, layer: 0 },
         })
         .collect();
     Ok(Layers {

@@ -6,6 +6,7 @@
 //! an error naming the key, and so is a key that asks for something not implemented.
 
 mod experts;
+mod indexer;
 mod latent;
 mod layers;
 mod pooling;
@@ -22,6 +23,7 @@ use crate::blocks::{Block, Feature};
 use crate::error::Error;
 use crate::graph::Norm;
 use crate::keys::{Entry, Keys, Source, Sourced, show};
+use crate::taps;
 
 use layers::Layers;
 
@@ -30,6 +32,8 @@ pub(crate) use experts::{
     SharedWidth, experts, experts_after_dense, experts_if_any,
 };
 pub use experts::{Experts, Gating};
+pub use indexer::{IndexerHparams, KeyChoice};
+pub(crate) use indexer::{IndexerRules, indexers};
 pub use latent::LatentHparams;
 pub(crate) use latent::{latent_scores, unrotated_latent};
 pub use layers::{CacheGroup, Clamps, LayerHparams, TokenMixer};
@@ -98,6 +102,8 @@ pub struct Hparams {
     pub recurrent: Option<RecurrentHparams>,
     /// Widths of latent attention, where all layers use it.
     pub latent: Option<LatentHparams>,
+    /// Sizes of indexers, where layers have them.
+    pub indexer: Option<IndexerHparams>,
     /// Number of first layers whose results get deepstack features of images.
     pub n_deepstack: usize,
     /// Position-dependent scale of queries, if used.
@@ -225,6 +231,7 @@ impl Hparams {
             expert_period: 1,
             recurrent,
             latent,
+            indexer: None,
             n_deepstack,
             temperature: None,
             n_token_types: 0,
@@ -238,14 +245,11 @@ impl Hparams {
             entries: Vec::new(),
             warnings: Vec::new(),
         };
-        if !spec.rotates {
-            h.layers.iter_mut().for_each(|layer| layer.rope = None);
-        }
         (spec.read_hparams)(&mut k, &mut h)?;
         for layer in h.layers.iter_mut().filter(|layer| layer.attends()) {
             layer.scores.images = spec.images.see_each_other(layer.scores.window);
         }
-        h.caches = layers::place_in_caches(&mut h.layers);
+        h.caches = layers::place_in_caches(&mut h.layers, h.indexer.as_ref());
         check_feed_forward(&k, &h)?;
         (h.entries, h.warnings) = (k.entries, k.warnings);
         Ok(h)
@@ -259,6 +263,14 @@ impl Hparams {
     /// Returns what was assumed or left out, one line each.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
+    }
+
+    /// Returns the tap name of the low-rank row of queries.
+    pub(crate) fn low_rank_query_tap(&self) -> &'static str {
+        match self.indexer {
+            Some(_) => taps::QR,
+            None => taps::Q,
+        }
     }
 
     /// Returns the embedding width.
@@ -338,53 +350,6 @@ impl Hparams {
         for layer in &mut self.layers {
             layer.scores.scale = scale;
         }
-    }
-
-    /// Returns the sizes shared by all layers, for formats that store only one; `None` where layers
-    /// differ.
-    pub fn every_layer(&self) -> Option<&LayerHparams> {
-        let first = self.layers.first()?;
-        let like_first = |l: &LayerHparams| {
-            let (cache, kv_layer) = (first.cache, first.kv_layer);
-            LayerHparams {
-                cache,
-                kv_layer,
-                ..*l
-            } == *first
-        };
-        self.layers.iter().all(like_first).then_some(first)
-    }
-
-    /// Returns the layer whose keys and values are cached there.
-    pub fn layer_of(&self, cache: CacheLayer) -> Option<usize> {
-        let is_there = |layer: &LayerHparams| layer.attends() && layer.cache == cache;
-        self.layers.iter().position(is_there)
-    }
-
-    /// Returns the number of cached elements per position: keys and values of every layer.
-    pub fn kv_elements_per_position(&self) -> usize {
-        let n_layer = self.n_layer();
-        2 * self
-            .cached_layers(n_layer)
-            .map(LayerHparams::cache_width)
-            .sum::<usize>()
-    }
-
-    /// Returns the bytes of a sequence's recurrent state, over all layers.
-    pub fn state_bytes(&self) -> u64 {
-        let Some(sizes) = self.recurrent else {
-            return 0;
-        };
-        let layers = self.layers.iter().filter(|layer| layer.recurs());
-        4 * (layers.count() * sizes.state_values(self.arch)) as u64
-    }
-
-    /// Returns those of the first `first` layers that have keys and values of their own, and so a
-    /// place in the cache.
-    pub fn cached_layers(&self, first: usize) -> impl Iterator<Item = &LayerHparams> {
-        let all = self.layers[..first].iter().enumerate();
-        all.filter(|(l, layer)| layer.attends() && layer.kv_layer == *l)
-            .map(|(_, layer)| layer)
     }
 }
 

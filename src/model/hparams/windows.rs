@@ -154,7 +154,11 @@ pub(crate) fn rope_where_flagged(k: &mut Keys<'_>, h: &mut Hparams) -> Result<()
 }
 
 /// Returns the flags of the first `n_layer` layers, if the key has an array.
-fn flags(k: &mut Keys<'_>, key: &str, n_layer: usize) -> Result<Option<Vec<bool>>, Error> {
+pub(super) fn flags(
+    k: &mut Keys<'_>,
+    key: &str,
+    n_layer: usize,
+) -> Result<Option<Vec<bool>>, Error> {
     let Some(Value::Array(flags)) = k.get(key) else {
         return Ok(None);
     };

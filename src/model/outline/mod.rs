@@ -239,7 +239,9 @@ impl Reader<'_> {
                     self.writers.insert(cache, layer);
                     Some(layer)
                 }
-                Op::Attention { cache, .. } => self.writers.get(&cache).copied(),
+                Op::Attention { cache, .. } | Op::SelectKeys { cache, .. } => {
+                    self.writers.get(&cache).copied()
+                }
                 _ => None,
             };
             let shape = graph.values[node.out.index()];

@@ -23,6 +23,7 @@ pub(super) fn name(op: &Op) -> &'static str {
         Op::Hadamard { .. } => "hadamard",
         Op::KvWrite { .. } => "kv_write",
         Op::Attention { .. } => "attention",
+        Op::SelectKeys { .. } => "select_keys",
         Op::Gate { .. } => "gate",
         Op::Unary { f, .. } => function_name(*f),
         Op::ScaleByPosition { .. } => "scale_by_position",
@@ -177,6 +178,9 @@ impl Reader<'_> {
             Op::Attention {
                 q, cache, scores, ..
             } => self.attention(q, cache, scores),
+            Op::SelectKeys { weights, n, .. } => {
+                vec![count("heads", self.width(weights)), count("n", n)]
+            }
             Op::Gate { act, .. } => vec![word("activation", activation_name(act))],
             Op::Unary { f, .. } => of_function(f),
             Op::ScaleByPosition {

@@ -75,6 +75,10 @@ impl Parts<'_> {
                 let width = network.caches()[cache.group].head_dim;
                 self.divide_by(&[q, out], width);
             }
+            Op::SelectKeys { q, cache, .. } => {
+                let width = network.caches()[cache.group].head_dim;
+                self.divide_by(&[q], width);
+            }
             Op::KvWrite { k, v, cache } => {
                 let heads = network.caches()[cache.group].n_head_kv;
                 self.divide(&[k, v], heads);

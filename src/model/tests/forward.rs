@@ -6,10 +6,10 @@ mod ops;
 
 use crate::support::{open_shared, shared};
 use gguf_rs_lite::{Gguf, OpenOptions, TensorType};
-use octavo_kernels::{CacheLayer, Scores};
+use octavo_kernels::CacheLayer;
 use octavo_model::{Arch, Model, Op, ValueId, VecId, WeightId};
 use safetensors::SafeTensors;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 
 type Matrix = Vec<Vec<f64>>;
@@ -23,7 +23,7 @@ struct Run<'a> {
     m: &'a Model,
     gguf: &'a Gguf,
     values: Vec<Matrix>,
-    cache: Vec<(Matrix, Matrix)>,
+    cache: HashMap<CacheLayer, (Matrix, Matrix)>,
 }
 
 impl Run<'_> {
@@ -43,11 +43,28 @@ impl Run<'_> {
             .expect("a layer of the model")
     }
 
-    fn attention(&self, q: ValueId, layer: usize, scores: Scores, sinks: Option<VecId>) -> Matrix {
+    fn select_keys(&self, [q, weights]: [ValueId; 2], cache: CacheLayer, n: usize) -> Matrix {
+        let (keys, _) = &self.cache[&cache];
+        let rows = self.value(q).iter().zip(self.value(weights)).enumerate();
+        rows.map(|(t, (q, weights))| ops::select_keys(q, weights, &keys[..=t], n))
+            .collect()
+    }
+
+    fn attention(&self, op: Op) -> Matrix {
+        let Op::Attention {
+            q,
+            seen: chosen,
+            cache,
+            scores,
+            sinks,
+        } = op
+        else {
+            unreachable!("the caller has seen which operation it is");
+        };
         let sinks = sinks.map(|sinks| self.m.weights.vector(sinks));
-        let h = &self.m.hparams.layers[layer];
+        let h = &self.m.hparams.layers[self.layer_of(cache)];
         let (d, group) = (h.cache_dim(), h.n_head / h.n_head_kv);
-        let (k, v) = &self.cache[layer];
+        let (k, v) = &self.cache[&cache];
         let head = |row: &[f64], head: usize| row[head * d..][..d].to_vec();
         let one = |t: usize, row: &Vec<f64>| {
             let mut out = Vec::new();
@@ -68,14 +85,17 @@ impl Run<'_> {
                     (None, false) => 0..k.len(),
                     (Some(w), false) => t.saturating_sub(w / 2)..k.len().min(t + 1 + w / 2),
                 };
-                let keys = seen.clone().zip(&k[seen.clone()]);
-                let scores: Vec<f64> = keys.map(score).collect();
+                let is_chosen = |p: &usize| {
+                    chosen.is_none_or(|chosen| self.value(chosen)[t].contains(&(*p as f64)))
+                };
+                let seen: Vec<usize> = seen.filter(is_chosen).collect();
+                let scores: Vec<f64> = seen.iter().map(|p| score((*p, &k[*p]))).collect();
                 let sink = sinks.map(|sinks| f64::from(sinks[i]));
                 let max = scores.iter().copied().chain(sink).fold(f64::MIN, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
                 let sum = weights.iter().sum::<f64>() + sink.map_or(0.0, |s| (s - max).exp());
                 for j in 0..d {
-                    let column = v[seen.clone()].iter().map(|v| v[i / group * d + j]);
+                    let column = seen.iter().map(|p| v[*p][i / group * d + j]);
                     out.push(weights.iter().zip(column).map(|(w, v)| w * v).sum::<f64>() / sum);
                 }
             }
@@ -168,16 +188,17 @@ impl Run<'_> {
             Op::AddBias { x, bias } => self.rows(x, |row| ops::add_bias(row, vector(bias))),
             Op::Rope { x, head_dim, rope } => self.rope(self.value(x), head_dim, rope),
             Op::KvWrite { k, v, cache } => {
-                let layer = self.layer_of(cache);
-                self.cache[layer] = (self.value(k).clone(), self.value(v).clone());
+                let written = (self.value(k).clone(), self.value(v).clone());
+                self.cache.insert(cache, written);
                 Vec::new()
             }
-            Op::Attention {
+            Op::Attention { .. } => self.attention(op),
+            Op::SelectKeys {
                 q,
+                weights,
                 cache,
-                scores,
-                sinks,
-            } => self.attention(q, self.layer_of(cache), scores, sinks),
+                n,
+            } => self.select_keys([q, weights], cache, n),
             Op::Gate { gate, up, act } => self.zip(gate, up, |g, u| ops::gate(act, g, u)),
             Op::Unary { x, f } => self.zip(x, x, |x, _| ops::function(f, x)),
             Op::ScaleByPosition { x, .. } => ops::scale_by_position(self.value(x), op),
@@ -258,7 +279,7 @@ fn forward(m: &Model, gguf: &Gguf, tokens: &[usize]) -> Matrix {
         m,
         gguf,
         values,
-        cache: vec![(Vec::new(), Vec::new()); m.graph.n_layer],
+        cache: HashMap::new(),
     };
     for node in &m.graph.nodes {
         let out = run.op(node.op, tokens);

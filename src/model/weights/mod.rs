@@ -265,8 +265,24 @@ pub struct LatentAttention {
     pub norm: NormWeights,
     /// Projections of keys and values.
     pub heads: LatentHeads,
+    /// Choice of the keys that are seen, where the layer makes one.
+    pub indexer: Option<Indexer>,
     /// (n_embd, n_head * value)
     pub wo: WeightId,
+}
+
+/// Indexer of a layer; widths are those of
+/// [`IndexerHparams`](crate::hparams::IndexerHparams).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Indexer {
+    /// (n_head * key_dim, query_rank)
+    pub queries: WeightId,
+    /// (key_dim, n_embd)
+    pub keys: WeightId,
+    /// Norm of keys, with a bias.
+    pub norm: NormWeights,
+    /// (n_head, n_embd): weights of the heads.
+    pub weights: WeightId,
 }
 
 /// Query projection of a [`LatentAttention`].

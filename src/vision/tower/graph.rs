@@ -185,6 +185,7 @@ impl Builder<'_> {
         self.nodes.push(write, nothing, None);
         let attention = Op::Attention {
             q,
+            seen: None,
             cache,
             scores: Scores {
                 causal: false,

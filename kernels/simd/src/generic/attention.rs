@@ -11,6 +11,7 @@
 //! leaves its sums as they are, bit for bit. Positions that no row sees are not read.
 
 pub mod int16;
+mod query_rows;
 mod softmax;
 mod stored;
 mod visible_range;
@@ -18,8 +19,9 @@ mod visible_range;
 pub use crate::kv_layout::{MAX_HEAD_DIM, PAGE};
 use crate::prefetch::Prefetch;
 use crate::simd::Simd;
+pub use query_rows::QueryRows;
 pub use softmax::{Slope, last_factors};
-use softmax::{fall, largest_score, weights, weights_below};
+use softmax::{fall, largest_score, weights, weights_below, weights_of};
 use stored::row_bytes;
 #[cfg(test)]
 pub use stored::tests;
@@ -29,46 +31,6 @@ pub use visible_range::VisibleRange;
 /// Query rows that share each load of a page, at most. Their scores of a span, `512 * QUERY_ROWS`
 /// bytes, stay in the L1 cache (32 KiB) with a page, or with some values of all of a span.
 pub const QUERY_ROWS: usize = 32;
-
-/// Query rows against a run of pages.
-pub struct QueryRows<'a> {
-    pub pages: Pages<'a>,
-    /// Scaled query values, of every `NQ` rows `[head_dim][NQ]`.
-    pub q: *const f32,
-    /// Positions that each row sees; those before `first` are not read. A multiple of `NQ` rows, at
-    /// most [`QUERY_ROWS`].
-    pub visible: &'a [VisibleRange],
-    /// See `Scores::cap`.
-    pub cap: Option<f32>,
-    /// Distances that lower the scores of each row; none, if empty.
-    pub slopes: &'a [Slope],
-    /// First position of the run; a multiple of [`SPAN_POSITIONS`].
-    pub first: usize,
-    /// Room for the scores of a span, `[rows][SPAN_POSITIONS]`.
-    pub scores: *mut f32,
-    /// Weighted sums, `[rows][head_dim rounded up to 16]`, not divided yet.
-    pub out: *mut f32,
-    /// Maximum and sum of the softmax so far, per row.
-    pub state: &'a mut [(f32, f32)],
-}
-
-impl QueryRows<'_> {
-    /// Positions that any of the `n` rows from `row` on sees.
-    #[inline(always)]
-    fn visible_to(&self, row: usize, n: usize) -> VisibleRange {
-        VisibleRange::of_all(self.visible[row..row + n].iter().copied())
-    }
-
-    /// The scores, then weights, of a row.
-    ///
-    /// # Safety
-    /// There is the row, and no other thread has its scores.
-    #[inline(always)]
-    unsafe fn scores(&self, row: usize) -> *mut f32 {
-        // SAFETY: the caller's promise.
-        unsafe { self.scores.add(row * SPAN_POSITIONS) }
-    }
-}
 
 /// One query row: a head of a token.
 #[derive(Clone, Copy)]
@@ -146,6 +108,10 @@ pub unsafe fn run(kernels: SpanKernels, a: &mut QueryRows<'_>, end: usize) {
     // spans begin at fixed positions, wherever a window does
     let mut at = a.first.max(all.first / SPAN_POSITIONS * SPAN_POSITIONS);
     while at < last {
+        if a.passes_over(at) {
+            at += SPAN_POSITIONS;
+            continue;
+        }
         let len = (last - at).min(SPAN_POSITIONS);
         let visible = all.in_span(at, len);
         let span = Span { at, len, visible };
@@ -157,6 +123,18 @@ pub unsafe fn run(kernels: SpanKernels, a: &mut QueryRows<'_>, end: usize) {
         }
         at += SPAN_POSITIONS;
     }
+}
+
+/// Leaves the scores of the positions from `at` on, the first of a span, in the room for them: of
+/// those before `end`, as many as a span has.
+///
+/// # Safety
+/// As [`run`], but for the sums and the state; all rows see these positions.
+pub unsafe fn score_span(kernels: SpanKernels, a: &mut QueryRows<'_>, at: usize, end: usize) {
+    let len = (end - at).min(SPAN_POSITIONS);
+    let visible = VisibleRange { first: 0, end: len };
+    // SAFETY: the caller's promise.
+    unsafe { (kernels.keys)(a, Span { at, len, visible }) }
 }
 
 /// Computes the scores of a span: each page of keys is used by all rows before the next one.
@@ -422,7 +400,11 @@ unsafe fn softmax<S: Simd, const NQ: usize>(
                 continue;
             }
             let cap = fall::<S>(p, a.cap, visible, a.slopes.get(row + r), at);
-            *correction = weights::<S>(p, cap, visible, span.end, &mut a.state[row + r]);
+            let state = &mut a.state[row + r];
+            *correction = match a.chosen.get(row + r) {
+                Some(chosen) => weights_of::<S>(p, cap, (chosen, at), span, state),
+                None => weights::<S>(p, cap, visible, span.end, state),
+            };
         }
     }
     corrections

@@ -316,6 +316,9 @@ fn check(program: &Program) -> Result<(), Error> {
         }
     }
     for instruction in &program.ops {
+        if let Op::SelectKeys { .. } | Op::Attention { seen: Some(_), .. } = &instruction.op {
+            return Err(Error::SelectedKeys);
+        }
         if let Op::LinearAttention { how, .. } = &instruction.op
             && how.key_dim > launch::max_key_dim(how.decay_by_key)
         {

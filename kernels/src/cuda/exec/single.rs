@@ -29,9 +29,8 @@ impl LaunchContext<'_> {
             Op::MatMul { x, w } => {
                 return self.products(x, &[Product::alone(w, self.slot(result()))], list);
             }
-            Op::Attention {
-                q, cache, scores, ..
-            } => return self.attention_alone(at, (q, cache, scores), list),
+            Op::Attention { .. } => return self.attention_alone(at, list),
+            Op::SelectKeys { .. } => unreachable!("refused with the program"),
             // uploaded before the launches
             Op::Input => return,
             Op::Embed { placeholder, .. } => {
@@ -99,10 +98,16 @@ impl LaunchContext<'_> {
         list.launches.push(launch);
     }
 
-    fn attention_alone(&self, at: usize, of: (Slot, CacheLayer, Scores), list: &mut List) {
-        let (q, cache, scores) = of;
+    fn attention_alone(&self, at: usize, list: &mut List) {
+        let Op::Attention {
+            q, cache, scores, ..
+        } = self.program.ops[at].op
+        else {
+            unreachable!("the caller has seen which operation it is");
+        };
         let attend = Attend {
             q,
+            seen: None,
             cache,
             scores,
             out: self.program.ops[at].result(),
@@ -309,6 +314,7 @@ impl LaunchContext<'_> {
             cache,
             scores,
             out,
+            ..
         } = attend;
         let kv = self.program.cache(cache);
         let heads = self.width(q) / kv.head_dim;

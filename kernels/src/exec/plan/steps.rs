@@ -54,7 +54,7 @@ pub(super) fn steps(
             Op::ExpertMatMul { x, w, ids, .. } => {
                 steps.expert_product(at, x, w, ids, instruction.result());
             }
-            Op::Attention { .. } if phase == Phase::Decode => {
+            Op::Attention { .. } | Op::SelectKeys { .. } if phase == Phase::Decode => {
                 steps.push(
                     at,
                     Stage::Pieces,

@@ -6,6 +6,9 @@ use crate::hadamard::HADAMARD_ORDER;
 use crate::op::Cut;
 use octavo_simd::generic::routing::TopGroups;
 
+/// Most keys that a row selects: their positions are whole numbers as floats.
+const MOST_SELECTED: usize = 1 << 24;
+
 /// A value of all rows, which has no operands.
 pub(super) fn rows_of(width: usize) -> ValueShape {
     ValueShape {
@@ -77,15 +80,36 @@ pub(super) fn kv_write(
 
 pub(super) fn attention(
     q: ValueShape,
+    seen: Option<ValueShape>,
     cache: CacheShape,
     sinks: Option<Result<usize, ShapeError>>,
 ) -> Result<ValueShape, ShapeError> {
+    if let Some(seen) = seen {
+        same_rows(q, seen)?;
+    }
     whole("queries", cache.width, q.width)?;
     if let Some(sinks) = sinks {
         whole("query heads", cache.head_dim, q.width)?;
         same("sinks", q.width / cache.head_dim, sinks?)?;
     }
     Ok(q)
+}
+
+pub(super) fn select_keys(
+    q: ValueShape,
+    weights: ValueShape,
+    cache: CacheShape,
+    n: usize,
+) -> Result<ValueShape, ShapeError> {
+    same("one key for all heads", cache.head_dim, cache.width)?;
+    same("queries", weights.width * cache.head_dim, q.width)?;
+    same_rows(q, weights)?;
+    at_most("keys to select", MOST_SELECTED, n)?;
+    whole("keys to select", n, n)?;
+    Ok(ValueShape {
+        width: n,
+        ..of_all(q)?
+    })
 }
 
 /// Element by element.

@@ -23,6 +23,7 @@ fn attention_and_product(tokens: usize, scores: Scores, sinks: bool) -> Vec<Inst
         Op::KvWrite { k: 1, v: 2, cache }.without_result(),
         Op::Attention {
             q: 0,
+            seen: None,
             cache,
             scores,
             sinks: sinks.then(|| vec![0.5, 2.0, -1.0, 1.0].into()),
@@ -174,4 +175,48 @@ fn programs_take_windows_caps_and_sinks() {
             );
         }
     }
+}
+
+#[test]
+fn selected_keys_are_refused() {
+    let kv = KvShape {
+        n_layer: 1,
+        n_head_kv: 1,
+        head_dim: 32,
+        types: KvType::F16.both(),
+    };
+    let cache = CacheLayer { group: 0, layer: 0 };
+    let ops = vec![
+        embed(1, 32, &[0.0; 32], 0),
+        embed(1, 1, &[0.0], 1),
+        Op::KvWrite { k: 0, v: 0, cache }.without_result(),
+        Op::SelectKeys {
+            q: 0,
+            weights: 1,
+            cache,
+            n: 4,
+        }
+        .to(2),
+        Op::Attention {
+            q: 0,
+            seen: Some(2),
+            cache,
+            scores: Scores::plain(1.0),
+            sinks: None,
+        }
+        .to(3),
+    ];
+    let limits = Limits {
+        rows: 1,
+        outputs: 1,
+        sequences: 1,
+        positions: 16,
+        n_pages: 1,
+        states: 0,
+    };
+    let program = program(ops, &[32, 1, 4, 32], kv);
+    let needs = Executor::<Box<dyn Device>>::needs(&program, &[], &limits);
+    let refused = needs.expect_err("no kernel").to_string();
+    let says = "attention to keys that an indexer selects: expected attention to all, on a GPU";
+    assert_eq!(refused, says);
 }

@@ -7,9 +7,9 @@ use super::families::{
     UNNAMED_ATTN_OUT, bare, norm,
 };
 use super::{
-    Architecture, Embedded, Experts, Gating, MaxBias, Names, NormKind, QkNorm, Recurrent,
-    ResultGate, Rotated, Scales, SharedWidth, Sinks, Up, WeightsNorm, WindowLength, WindowRope,
-    Windows,
+    Architecture, Embedded, Experts, Gating, IndexerFacts, MaxBias, Names, NormKind, QkNorm,
+    Recurrent, ResultGate, Rotated, Scales, SharedWidth, Sinks, Up, WeightsNorm, WindowLength,
+    WindowRope, Windows,
 };
 
 /// Their differences from their families.
@@ -327,6 +327,27 @@ pub(super) const COMBINED: &[Architecture] = &[
             ..MIXTRAL
         }),
         ..QWEN2
+    },
+    Architecture {
+        name: "deepseek32",
+        usual_ramp: true,
+        indexer: Some(IndexerFacts {
+            pairs: RopePairs::Halves,
+            eps: 1e-6,
+            shared: false,
+        }),
+        ..DEEPSEEK2
+    },
+    Architecture {
+        name: "glm-dsa",
+        usual_ramp: true,
+        indexer: Some(IndexerFacts {
+            pairs: RopePairs::Adjacent,
+            eps: 0.0,
+            shared: true,
+        }),
+        experts: Some(SIGMOID),
+        ..DEEPSEEK2
     },
     Architecture {
         name: "mistral4",

@@ -56,6 +56,7 @@ pub(super) const LLAMA: Architecture = Architecture {
     sub_norms: false,
     fused_shared: false,
     latent: false,
+    indexer: None,
     names_latent: true,
     recurrent: None,
     feeds_forward: true,

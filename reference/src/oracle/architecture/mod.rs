@@ -59,6 +59,8 @@ pub(super) struct Architecture {
     /// Multi-head latent attention (MLA): keys and values come from one latent row that all heads
     /// share.
     pub(super) latent: bool,
+    /// Indexers choose the keys that attention sees.
+    pub(super) indexer: Option<IndexerFacts>,
     /// Kind of recurrent layers, if any.
     pub(super) recurrent: Option<Recurrent>,
     /// Whether layers have a feed-forward block.
@@ -171,6 +173,16 @@ pub(super) enum MaxBias {
     Constant(f64),
     /// `attention.max_alibi_bias`; none without it, or if it is 0.
     Keyed,
+}
+
+/// Facts of indexers that are in no key.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct IndexerFacts {
+    pub(super) pairs: RopePairs,
+    /// Epsilon of the norm of keys.
+    pub(super) eps: f64,
+    /// `attention.indexer.types` is read: layers may use an earlier one's choice.
+    pub(super) shared: bool,
 }
 
 /// Embeddings added to each token's before the norm: that of the first token type, and of its

@@ -1,8 +1,10 @@
 //! Reads the widths and the scale of multi-head latent attention (MLA).
 
 use super::super::architecture::Architecture;
+use super::super::rope::RopePairs;
 use super::MAX_WIDTH;
 use super::keys::{Keys, check_width};
+use super::windows;
 use crate::Error;
 
 /// The widths of latent attention.
@@ -21,6 +23,24 @@ pub(in super::super) struct Latent {
     /// Weights are absorbed: heads read the latent row itself, with one matrix for queries and one
     /// for values.
     pub(in super::super) absorbed: bool,
+    /// Choice of the keys that attention sees, where the architecture has one.
+    pub(in super::super) indexer: Option<Indexer>,
+}
+
+/// Indexers of sparse attention.
+#[derive(Debug)]
+pub(in super::super) struct Indexer {
+    pub(in super::super) n_head: usize,
+    /// Width of a head, and of the one key.
+    pub(in super::super) key_dim: usize,
+    /// Keys that a row sees, at most.
+    pub(in super::super) n_keys: usize,
+    /// Epsilon of the norm of keys.
+    pub(in super::super) eps: f64,
+    /// Pairs that are rotated.
+    pub(in super::super) pairs: RopePairs,
+    /// Which layers have one of their own; the others use the last one's choice.
+    pub(in super::super) own: Vec<bool>,
 }
 
 const KEY: [&str; 2] = ["attention.key_length_mla", "attention.key_length"];
@@ -79,6 +99,62 @@ pub(super) fn read(
         rotated,
         value,
         absorbed: absorbed(KEY[0])? && absorbed(VALUE[0])?,
+        indexer: read_indexer(keys, architecture, n_head.len(), rotated)?,
+    }))
+}
+
+/// Reads the sizes of indexers, and which layers have one.
+fn read_indexer(
+    keys: &Keys<'_>,
+    architecture: &Architecture,
+    n_layer: usize,
+    rotated: usize,
+) -> Result<Option<Indexer>, Error> {
+    const TYPES: &str = "attention.indexer.types";
+    let Some(facts) = architecture.indexer else {
+        return Ok(None);
+    };
+    for key in [KEY[0], VALUE[0]] {
+        keys.count(key)?;
+    }
+    let count = |name: &str| {
+        let key = format!("attention.indexer.{name}");
+        match keys.count(&key)? {
+            value if value > MAX_WIDTH => {
+                Err(keys.bad(&key, format!("at most {MAX_WIDTH}"), value))
+            }
+            value => Ok(value),
+        }
+    };
+    let (n_head, key_dim, n_keys) = (count("head_count")?, count("key_length")?, count("top_k")?);
+    check_width(keys, "attention.indexer.head_count", &[n_head], key_dim)?;
+    if key_dim < rotated {
+        let expected = format!("at least the {rotated} that are rotated");
+        return Err(keys.bad("attention.indexer.key_length", expected, key_dim));
+    }
+    let is_long = keys
+        .integer("context_length")?
+        .is_some_and(|n| n >= 1 << 20);
+    let own: Vec<bool> = match keys.array(TYPES, 0)? {
+        _ if !facts.shared => vec![true; n_layer],
+        Some(_) => windows::read_flags(keys, TYPES)?,
+        // GLM 5.2
+        None if is_long => (0..n_layer)
+            .map(|il| il == 0 || il == 1 || (il + 2) % 4 == 0)
+            .collect(),
+        None => vec![true; n_layer],
+    };
+    if own.len() < n_layer || !own[0] {
+        let expected = format!("a flag for each of {n_layer} layers, the first one set");
+        return Err(keys.bad(TYPES, expected, "others"));
+    }
+    Ok(Some(Indexer {
+        n_head,
+        key_dim,
+        n_keys,
+        eps: facts.eps,
+        pairs: facts.pairs,
+        own,
     }))
 }
 

@@ -20,7 +20,7 @@ pub(super) use factors::Factors;
 use gguf_rs_lite::{Gguf, Value};
 use heads::Heads;
 pub(super) use keys::Keys;
-pub(super) use latent::Latent;
+pub(super) use latent::{Indexer, Latent};
 pub(super) use recurrent::State;
 use rope::Contexts;
 pub(super) use rows::Rows;

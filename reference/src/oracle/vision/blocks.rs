@@ -188,6 +188,7 @@ impl Tower<'_, '_> {
             chunked: false,
             causal: false,
             sinks: None,
+            chosen: None,
             slopes: None,
         };
         let whole = |every: usize| (block + 1).is_multiple_of(every);

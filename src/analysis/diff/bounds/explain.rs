@@ -34,8 +34,14 @@ impl Bounds<'_> {
                 rules::constant(n, 0.0)
             }
             Op::Attention {
-                q, cache, scores, ..
-            } => self.attention(q, cache, scores),
+                q,
+                seen,
+                cache,
+                scores,
+                ..
+            } => self.attention(q, seen, cache, scores),
+            // any choice is possible, until both are known
+            Op::SelectKeys { .. } => each_row(n, |r| (r as f64, r as f64)),
             Op::Gate { gate, up, act } => rules::gate(n, self.of(gate), self.of(up), act),
             Op::Unary { x, f } => rules::of_function(n, self.of(x), f),
             Op::ScaleByPosition {
@@ -274,7 +280,13 @@ impl Bounds<'_> {
         bound
     }
 
-    fn attention(&self, q: ValueId, cache: CacheLayer, scores: Scores) -> ErrorBound {
+    fn attention(
+        &self,
+        q: ValueId,
+        chosen: Option<ValueId>,
+        cache: CacheLayer,
+        scores: Scores,
+    ) -> ErrorBound {
         let scale = f64::from(scores.scale);
         let (k, v) = self.cache[&cache];
         let (q, k, v) = (
@@ -308,7 +320,9 @@ impl Bounds<'_> {
                 .map_or(0.0, |alibi| f64::from(alibi.slope(0)) * seen as f64);
             let logit_own = 4.0 * U * (largest + fall) + 16.0 * U * capped;
             let error = v_error + (2.0 * (logit + logit_own) + own) * v_size;
-            bound.error.push(error);
+            // rows that see other keys are means of other values
+            let same = chosen.is_none_or(|chosen| self.of(chosen).error[r] == 0.0);
+            bound.error.push(if same { error } else { 2.0 * v_size });
             bound.size.push(v_size);
         }
         bound

@@ -266,20 +266,7 @@ impl Divider<'_> {
                     width,
                 }
             }
-            (
-                Some(cut),
-                Op::Attention {
-                    q,
-                    cache,
-                    scores,
-                    sinks,
-                },
-            ) => Op::Attention {
-                q: self.part(q, cut),
-                cache,
-                scores: self.scores_of_heads(scores, self.per_head(cut, cache)),
-                sinks: sinks.map(|sinks| self.some_of(sinks, self.per_head(cut, cache))),
-            },
+            (Some(cut), op @ Op::Attention { .. }) => self.attention(cut, op),
             (None, Op::KvWrite { k, v, cache }) => {
                 let cut = self.by_heads(k, self.network.caches()[cache.group].n_head_kv);
                 Op::KvWrite {
@@ -292,6 +279,28 @@ impl Divider<'_> {
                 self.wants = cut;
                 op.map(self)
             }
+        }
+    }
+
+    /// Returns the attention of this rank's heads.
+    fn attention(&mut self, cut: Cut, op: Op) -> Op {
+        let Op::Attention {
+            q,
+            seen,
+            cache,
+            scores,
+            sinks,
+        } = op
+        else {
+            unreachable!("the caller has seen which operation it is");
+        };
+        let per_head = self.per_head(cut, cache);
+        Op::Attention {
+            q: self.part(q, cut),
+            seen: seen.map(|seen| self.whole(seen)),
+            cache,
+            scores: self.scores_of_heads(scores, per_head),
+            sinks: sinks.map(|sinks| self.some_of(sinks, per_head)),
         }
     }
 

@@ -9,6 +9,22 @@ pub(super) fn dot(a: &[f64], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(a, b)| a * b).sum()
 }
 
+/// The positions of the best keys; repeats the last where there are few.
+pub(super) fn select_keys(q: &[f64], weights: &[f64], keys: &[Vec<f64>], n: usize) -> Vec<f64> {
+    let score = |key: &Vec<f64>| -> f64 {
+        let heads = q.chunks_exact(key.len()).zip(weights);
+        heads.map(|(q, w)| w * dot(q, key).max(0.0)).sum()
+    };
+    let scores: Vec<f64> = keys.iter().map(score).collect();
+    let mut order: Vec<usize> = (0..keys.len()).collect();
+    order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
+    order.truncate(n);
+    order.sort_unstable();
+    let last = order[order.len() - 1];
+    order.resize(n, last);
+    order.iter().map(|p| *p as f64).collect()
+}
+
 pub(super) fn concat(a: &[f64], b: &[f64], each: [usize; 2]) -> Vec<f64> {
     let pieces = a.chunks(each[0]).zip(b.chunks(each[1]).cycle());
     pieces.flat_map(|(a, b)| [a, b].concat()).collect()

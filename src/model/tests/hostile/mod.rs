@@ -86,7 +86,7 @@ fn architectures() {
             (
                 "unknown",
                 |f| f.set("general.architecture", "gpt5"),
-                &["\"gpt5\"", "supported: gpt2, gpt-oss, gptneox and 81 more"],
+                &["\"gpt5\"", "supported: gpt2, gpt-oss, gptneox and 83 more"],
             ),
             (
                 "a number",

@@ -3,11 +3,11 @@
 
 use super::{Binder, blk};
 use crate::error::Error;
-use crate::hparams::LatentHparams;
+use crate::hparams::{KeyChoice, LatentHparams};
 use crate::taps;
 use crate::weights::{
-    DenseAndExperts, ExpertBank, ExpertInputs, ExpertScale, Experts, FeedForward, LatentAttention,
-    LatentHeads, LatentQuery, PerLayer, VecId, WeightId,
+    DenseAndExperts, ExpertBank, ExpertInputs, ExpertScale, Experts, FeedForward, Indexer,
+    LatentAttention, LatentHeads, LatentQuery, NormWeights, PerLayer, VecId, WeightId,
 };
 
 /// A layer's query, key and value projections, separate or cut out of one fused tensor.
@@ -78,7 +78,7 @@ impl Binder<'_> {
             None => LatentQuery::Whole(self.matrix(&blk(l, "attn_q.weight"), queries, n_embd)?),
             Some(rank) => LatentQuery::LowRank {
                 down: self.matrix(&blk(l, "attn_q_a.weight"), rank, n_embd)?,
-                norm: self.norm(&blk(l, "attn_q_a_norm"), rank, taps::Q)?,
+                norm: self.norm(&blk(l, "attn_q_a_norm"), rank, self.h.low_rank_query_tap())?,
                 up: self.matrix(&blk(l, "attn_q_b.weight"), queries, rank)?,
             },
         };
@@ -88,8 +88,32 @@ impl Binder<'_> {
             low_rank: self.matrix(&low_rank, sizes.rank + sizes.rotated, n_embd)?,
             norm: self.norm(&blk(l, "attn_kv_a_norm"), sizes.rank, taps::KV_CMPR)?,
             heads: self.latent_heads(l, &sizes)?,
+            indexer: self.indexer(l)?,
             wo: self.matrix(&blk(l, "attn_output.weight"), n_embd, n_head * sizes.value)?,
         })
+    }
+
+    /// Binds a layer's indexer, where it has one.
+    fn indexer(&mut self, l: usize) -> Result<Option<Indexer>, Error> {
+        let latent = self.h.latent.expect("read by whoever attends so");
+        let sizes = self.h.indexer.zip(latent.query_rank);
+        let own = self.h.layers[l].choice == KeyChoice::Own;
+        let Some((sizes, rank)) = sizes.filter(|_| own) else {
+            return Ok(None);
+        };
+        let n_embd = self.h.n_embd();
+        let name = |rest: &str| blk(l, &format!("indexer.{rest}"));
+        let queries = sizes.n_head * sizes.key_dim;
+        let norm = self.vector(&name("k_norm.weight"), sizes.key_dim)?;
+        Ok(Some(Indexer {
+            queries: self.matrix(&name("attn_q_b.weight"), queries, rank)?,
+            keys: self.matrix(&name("attn_k.weight"), sizes.key_dim, n_embd)?,
+            norm: NormWeights {
+                bias: Some(self.vector(&name("k_norm.bias"), sizes.key_dim)?),
+                ..NormWeights::plain(norm, taps::INDEXER_K)
+            },
+            weights: self.matrix(&name("proj.weight"), sizes.n_head, n_embd)?,
+        }))
     }
 
     fn latent_heads(&mut self, l: usize, sizes: &LatentHparams) -> Result<LatentHeads, Error> {

@@ -1,6 +1,6 @@
 //! The softmax of a row, span by span: the largest score and the sum of weights so far.
 
-use super::VisibleRange;
+use super::{SPAN_POSITIONS, VisibleRange};
 use crate::generic::elementwise::soft_cap;
 use crate::simd::{Simd, exp};
 
@@ -31,6 +31,50 @@ pub(super) unsafe fn weights<S: Simd>(
         let top = largest_score::<S, false>(p, cap, visible, state.0);
         weights_below::<S, false>(p, top, visible, end, state)
     }
+}
+
+/// The chosen positions, in ascending order, that are in the span that begins at a position.
+pub(super) fn in_span(chosen: &[f32], at: usize) -> &[f32] {
+    let [first, end] = [at, at + SPAN_POSITIONS].map(|p| chosen.partition_point(|c| *c < p as f32));
+    &chosen[first..end]
+}
+
+/// As [`weights`], where some positions of the span at `at` are chosen: their scores are moved side
+/// by side, and their weights back, so that the others neither count nor are looked at.
+///
+/// # Safety
+/// `p` has room for a whole span, and the scores of all chosen positions are there.
+#[inline(always)]
+pub(super) unsafe fn weights_of<S: Simd>(
+    p: &mut [f32],
+    cap: Option<f32>,
+    (chosen, at): (&[f32], usize),
+    span: VisibleRange,
+    state: &mut (f32, f32),
+) -> f32 {
+    let chosen = in_span(chosen, at);
+    if chosen.is_empty() {
+        p[span.first..span.end].fill(0.0);
+        return 1.0;
+    }
+    // places rise by at least one, so that none is overwritten before it is read
+    for (i, position) in chosen.iter().enumerate() {
+        p[i] = p[*position as usize - at];
+    }
+    let n = chosen.len();
+    let all = VisibleRange { first: 0, end: n };
+    // SAFETY: some are chosen, and vectors up to the last one are within the span.
+    let correction = unsafe { weights::<S>(p, cap, all, n, state) };
+    let mut next = p.len();
+    for (i, position) in chosen.iter().enumerate().rev() {
+        let place = *position as usize - at;
+        let weight = p[i];
+        p[place + 1..next].fill(0.0);
+        p[place] = weight;
+        next = place;
+    }
+    p[..next].fill(0.0);
+    correction
 }
 
 /// Caps the scores of a row, of positions from `at` on, and lowers them with distance, if they
