@@ -1,7 +1,8 @@
 //! DeepSeek V2 and V3, and GLM 4.7 Flash: multi-head latent attention (MLA), and experts in all
-//! layers but the first.
+//! layers but the first; DeepSeek V3.2 and GLM 5, which have indexers too.
 
 use gguf_rs_lite::View;
+use serde_json::Value;
 
 use super::super::Error;
 use super::super::config::Config;
@@ -10,7 +11,7 @@ use super::mixtures::{
     CORRECTION, LEADING_DENSE, ROUTED_COUNT, ROUTING, SHARED_COUNT, USED, WIDTH,
 };
 use super::names::{self, RMS_EPS};
-use super::{Cut, Is, Key, Kind, LLAMA, ModelType, key, only};
+use super::{Cut, Is, Key, Kind, LLAMA, ModelType, Only, key, only};
 
 pub(super) const ALL: &[ModelType] = &[
     DEEPSEEK,
@@ -25,7 +26,40 @@ pub(super) const ALL: &[ModelType] = &[
         pre: &["glm4"],
         ..DEEPSEEK
     },
+    INDEXED,
+    ModelType {
+        name: "glm_moe_dsa",
+        arch: "glm-dsa",
+        pre: &["glm4"],
+        only: &[
+            MLA[0],
+            MLA[1],
+            MLA[2],
+            only("indexer_rope_interleave", Is::True(true)),
+        ],
+        extra: |config, view| {
+            indexed_keys(config, view)?;
+            let own = |kind: &Value| match kind.as_str()? {
+                "full" => Some(true),
+                "shared" => Some(false),
+                _ => None,
+            };
+            if let Some(own) = config.flags("indexer_types", own)? {
+                view.set(&config.key("attention.indexer.types"), own);
+            }
+            Ok(())
+        },
+        ..INDEXED
+    },
 ];
+
+const INDEXED: ModelType = ModelType {
+    name: "deepseek_v32",
+    arch: "deepseek32",
+    extra: indexed_keys,
+    modules: &INDEXED_MODULES,
+    ..DEEPSEEK
+};
 
 const DEEPSEEK: ModelType = ModelType {
     name: "deepseek_v3",
@@ -34,11 +68,7 @@ const DEEPSEEK: ModelType = ModelType {
     // the width of what is rotated, which all heads share
     attribute_map: &[("qk_rope_head_dim", "head_dim")],
     keys: KEYS,
-    only: &[
-        only("attention_bias", Is::False(false)),
-        only("rope_interleave", Is::True(true)),
-        only("moe_layer_freq", Is::Number(1.0)),
-    ],
+    only: &MLA,
     heads_kv: |_, _| Ok(1),
     scalings: &["yarn"],
     extra: |config, view| keys(config, "sigmoid", view),
@@ -58,6 +88,12 @@ const DEEPSEEK: ModelType = ModelType {
     ..LLAMA
 };
 
+const MLA: [Only; 3] = [
+    only("attention_bias", Is::False(false)),
+    only("rope_interleave", Is::True(true)),
+    only("moe_layer_freq", Is::Number(1.0)),
+];
+
 const FUSED: [(&str, &str); 2] = [names::FUSED_NAMES[0], names::FUSED_NAMES[1]];
 
 const KEYS: &[Key] = &[
@@ -75,7 +111,9 @@ const KEYS: &[Key] = &[
     ROUTING[3],
 ];
 
-const MODULES: &[(&str, &str)] = &[
+const MODULES: &[(&str, &str)] = INDEXED_MODULES.split_at(18).0;
+
+const INDEXED_MODULES: [(&str, &str); 22] = [
     ("input_layernorm", "attn_norm"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.q_a_proj", "attn_q_a"),
@@ -94,6 +132,10 @@ const MODULES: &[(&str, &str)] = &[
     ("mlp.shared_experts.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_experts.up_proj", "ffn_up_shexp"),
     ("mlp.shared_experts.down_proj", "ffn_down_shexp"),
+    ("self_attn.indexer.wq_b", "indexer.attn_q_b"),
+    ("self_attn.indexer.wk", "indexer.attn_k"),
+    ("self_attn.indexer.k_norm", "indexer.k_norm"),
+    ("self_attn.indexer.weights_proj", "indexer.proj"),
 ];
 
 /// Separates the keys and values of each head, which are fused; the matrices of keys are
@@ -115,6 +157,20 @@ fn heads_come_apart(config: &Config, name: &str) -> Result<Rule, Error> {
         "attn_v_b" => part(keys, values, false),
         _ => Rule::Same,
     })
+}
+
+/// Sets the keys of indexers beside those of [`keys`].
+fn indexed_keys(config: &Config, view: &mut View) -> Result<(), Error> {
+    keys(config, "sigmoid", view)?;
+    for (key, setting) in [
+        ("head_count", "index_n_heads"),
+        ("key_length", "index_head_dim"),
+        ("top_k", "index_topk"),
+    ] {
+        let value = u32::try_from(config.count(setting)?).unwrap_or(u32::MAX);
+        view.set(&config.key(&format!("attention.indexer.{key}")), value);
+    }
+    Ok(())
 }
 
 /// Sets the widths of heads, before and after the weights are absorbed, the function on router

@@ -15,6 +15,7 @@ mod lfm2;
 mod mamba;
 mod mixtures;
 mod names;
+mod nemotron;
 mod older;
 mod rules;
 mod seeing;
@@ -242,7 +243,7 @@ pub(super) struct Biases {
 }
 
 /// Rows of all `model_type`s; the first of an architecture is the one that folders are written as.
-const ALL: [&[ModelType]; 12] = [
+const ALL: [&[ModelType]; 13] = [
     embedders::ALL,
     dense::ALL,
     older::ALL,
@@ -252,6 +253,7 @@ const ALL: [&[ModelType]; 12] = [
     delta::ALL,
     lfm2::ALL,
     mamba::ALL,
+    nemotron::ALL,
     granite4::ALL,
     latent::ALL,
     seeing::ALL,

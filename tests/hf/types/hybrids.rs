@@ -238,7 +238,7 @@ fn with_more(mut config: Value, more: Value) -> Value {
 type Tensors = BTreeMap<String, Tensor>;
 
 /// Gives the tensors of recurrent layers the shapes they have in folders.
-fn squeezed_back(file: &mut Tensors) {
+pub(super) fn squeezed_back(file: &mut Tensors) {
     for (name, t) in file {
         let end = name.split('.').skip(2).collect::<Vec<_>>().join(".");
         match end.as_str() {
@@ -283,10 +283,12 @@ fn without_multipliers(file: &mut Tensors) {
 }
 
 /// Fuses the matrices of keys, which are transposed, and those of values, by head.
-fn keys_beside_values(file: &mut Tensors) {
-    for layer in 0..3 {
+pub(super) fn keys_beside_values(file: &mut Tensors) {
+    for layer in 0.. {
         let name = |part: &str| format!("blk.{layer}.{part}.weight");
-        let keys = file.remove(&name("attn_k_b")).expect("there");
+        let Some(keys) = file.remove(&name("attn_k_b")) else {
+            return;
+        };
         let values = file.remove(&name("attn_v_b")).expect("there");
         let [heads, rank, plain] = keys.shape[..] else {
             panic!("a matrix for each head");

@@ -55,6 +55,32 @@ const SETTINGS: &[(&str, &[&str], Change)] = &[
         c["model_type"] = json!("glm4_moe");
         c["quantization_config"] = json!({ "quant_method": "awq" });
     }),
+    (
+        "nemotron_h",
+        &["hybrid_override_pattern", "4 layers"],
+        |c| {
+            c["hybrid_override_pattern"] = json!("M*-");
+        },
+    ),
+    (
+        "nemotron_h",
+        &["hybrid_override_pattern", "no experts"],
+        |c| {
+            c["hybrid_override_pattern"] = json!("M*EM");
+        },
+    ),
+    ("nemotron_h", &["mlp_hidden_act", "relu2"], |c| {
+        c["mlp_hidden_act"] = json!("silu");
+    }),
+    ("glm_moe_dsa", &["indexer_rope_interleave", "true"], |c| {
+        c["indexer_rope_interleave"] = json!(false);
+    }),
+    ("glm_moe_dsa", &["indexer_types", "each layer"], |c| {
+        c["indexer_types"] = json!(["full", "other", "full"]);
+    }),
+    ("deepseek_v32", &["index_topk"], |c| {
+        c["index_topk"] = Value::Null
+    }),
     ("phi3", &["long_factor", "8 positive numbers"], |c| {
         c["rope_scaling"]["long_factor"] = json!([1.0]);
     }),

@@ -66,6 +66,53 @@ pub(super) const CASES: &[Case] = &[
         ..LLAMA
     },
     Case {
+        file: "../../arch2/models/deepseek32",
+        model_type: "deepseek_v32",
+        config: || {
+            indexed(json!({ "num_hidden_layers": 2, "scoring_func": "sigmoid",
+                "rope_scaling": { "type": "yarn", "factor": 4.0, "mscale": 1.0,
+                    "mscale_all_dim": 1.0, "original_max_position_embeddings": 8 } }))
+        },
+        ..INDEXED
+    },
+    Case {
+        file: "../../arch2/models/glm-dsa",
+        model_type: "glm_moe_dsa",
+        config: || {
+            indexed(json!({ "num_hidden_layers": 3, "rope_interleave": true,
+                "indexer_rope_interleave": true, "indexer_types": ["full", "shared", "full"] }))
+        },
+        ..INDEXED
+    },
+    Case {
+        file: "../../arch2/models/nemotron_h",
+        config: || {
+            nemotron_h(json!({ "hidden_size": 32, "num_hidden_layers": 4,
+                "hybrid_override_pattern": "M*-M", "intermediate_size": 96,
+                "tie_word_embeddings": true }))
+        },
+        ..NEMOTRON_H
+    },
+    Case {
+        file: "../../arch2/models/nemotron_h_moe-Q8_0",
+        config: || {
+            nemotron_h(json!({ "hidden_size": 64, "num_hidden_layers": 4,
+                "layers_block_type": ["mamba", "moe", "attention", "moe"],
+                "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "n_groups": 1,
+                "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+                "n_shared_experts": 1, "moe_shared_expert_intermediate_size": 64,
+                "moe_latent_size": null, "n_group": 1, "topk_group": 1, "norm_topk_prob": true,
+                "routed_scaling_factor": 2.5 }))
+        },
+        // this file has the width of all experts that a token uses
+        other_keys: &[
+            "nemotron_h_moe.feed_forward_length",
+            "nemotron_h_moe.expert_gating_func",
+            "nemotron_h_moe.rope.dimension_count",
+        ],
+        ..NEMOTRON_H
+    },
+    Case {
         model_type: "bailing_moe_v2",
         ..LING
     },
@@ -163,6 +210,75 @@ pub(super) const CASES: &[Case] = &[
         ..LLAMA
     },
 ];
+
+/// Returns the settings of Nemotron H's files.
+fn nemotron_h(more: Value) -> Value {
+    let mut all = json!({ "max_position_embeddings": 512, "layer_norm_epsilon": 1e-5,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 0,
+        "mlp_hidden_act": "relu2", "mamba_hidden_act": "silu", "mamba_num_heads": 4,
+        "mamba_head_dim": 16, "ssm_state_size": 16, "n_groups": 2, "conv_kernel": 4,
+        "use_bias": false, "use_conv_bias": true, "mamba_proj_bias": false,
+        "attention_bias": false, "mlp_bias": false, "time_step_limit": [0.0, "Infinity"] });
+    let (Value::Object(all_of), Value::Object(more)) = (&mut all, more) else {
+        panic!("objects");
+    };
+    all_of.extend(more);
+    all
+}
+
+const NEMOTRON_H: Case = Case {
+    model_type: "nemotron_h",
+    names: &[
+        "token_embd=backbone.embeddings output_norm=backbone.norm_f output=lm_head \
+            attn_norm=norm ssm_in=mixer.in_proj ssm_conv1d=mixer.conv1d ssm_dt=-mixer.dt \
+            ssm_a=-mixer.A_log ssm_d=-mixer.D ssm_norm=mixer.norm ssm_out=mixer.out_proj \
+            attn_q=mixer.q_proj attn_k=mixer.k_proj attn_v=mixer.v_proj \
+            attn_output=mixer.o_proj ffn_up=mixer.up_proj ffn_down=mixer.down_proj \
+            ffn_gate_inp=mixer.gate exp_probs_b=-mixer.gate.e_score_correction \
+            ffn_up_exps=mixer.experts.{}.up_proj ffn_down_exps=mixer.experts.{}.down_proj \
+            ffn_latent_down=mixer.fc1_latent_proj ffn_latent_up=mixer.fc2_latent_proj \
+            ffn_up_shexp=mixer.shared_experts.up_proj \
+            ffn_down_shexp=mixer.shared_experts.down_proj",
+    ],
+    layers: "backbone.layers.",
+    change: super::hybrids::squeezed_back,
+    // nothing is rotated
+    other_keys: &["nemotron_h.rope.dimension_count"],
+    ..LLAMA
+};
+
+/// Returns the settings that the files with indexers have in common.
+fn indexed(more: Value) -> Value {
+    let mut all = small(json!({ "intermediate_size": 48, "num_key_value_heads": 4,
+        "rms_norm_eps": 1e-6, "rope_theta": 100, "q_lora_rank": 12, "kv_lora_rank": 24,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "n_routed_experts": 4,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 8, "n_shared_experts": 1,
+        "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "norm_topk_prob": true,
+        "num_nextn_predict_layers": 0, "index_n_heads": 8, "index_head_dim": 64,
+        "index_topk": 5, "tie_word_embeddings": true }));
+    let (Value::Object(all_of), Value::Object(more)) = (&mut all, more) else {
+        panic!("objects");
+    };
+    all_of.extend(more);
+    all
+}
+
+const INDEXED: Case = Case {
+    names: &[
+        "attn_q_a=self_attn.q_a_proj attn_q_a_norm=self_attn.q_a_layernorm \
+            attn_q_b=self_attn.q_b_proj attn_kv_a_mqa=self_attn.kv_a_proj_with_mqa \
+            attn_kv_a_norm=self_attn.kv_a_layernorm kv_b=self_attn.kv_b_proj \
+            indexer.attn_q_b=self_attn.indexer.wq_b indexer.attn_k=self_attn.indexer.wk \
+            indexer.k_norm=self_attn.indexer.k_norm indexer.proj=self_attn.indexer.weights_proj \
+            exp_probs_b=-mlp.gate.e_score_correction \
+            ffn_gate_shexp=mlp.shared_experts.gate_proj \
+            ffn_up_shexp=mlp.shared_experts.up_proj \
+            ffn_down_shexp=mlp.shared_experts.down_proj",
+        names::LLAMA,
+    ],
+    change: super::hybrids::keys_beside_values,
+    ..LLAMA
+};
 
 const LING: Case = Case {
     file: "../../arch2/models/bailingmoe2",
