@@ -392,7 +392,7 @@ fn tokens_generated_together_get_the_bits_of_each_alone() {
                     product(isa, shape, &raw, x, Phase::Decode, true, 1).0
                 };
                 let alone: Vec<f32> = x[..17 * cols].chunks_exact(cols).flat_map(of).collect();
-                for tokens in [2, 3, 4, 5, 6, 7, 11, 17, 67] {
+                for tokens in [2, 3, 4, 5, 6, 7, 8, 9, 11, 17, 67] {
                     let together = of(&x[..tokens * cols]);
                     let n = rows * tokens.min(17);
                     assert!(

@@ -242,7 +242,7 @@ macro_rules! code_kernels {
                 pack,
                 CodeKernels {
                     row: row::<F>(),
-                    batch: batch::BatchKernels { few: few::<F>(), ..decoded::<F>() },
+                    batch: few::<F>(),
                     tiled: None,
                 },
                 int16_panel::<F>,
@@ -274,13 +274,15 @@ macro_rules! code_kernels {
             [gemv::<F, 1, 1>, pair]
         }
 
-        /// Collects the kernels of a few rows.
-        fn few<F: Format>() -> Option<[CodeKernel; gemv::FEW - 1]> {
-            if <$simd as Simd>::IN_REGISTERS {
-                Some([gemv::<F, 2, 2>, gemv::<F, 2, 3>])
-            } else {
-                None
-            }
+        /// Collects the kernels of several rows, of which a few are multiplied by codes as these
+        /// are decoded.
+        fn few<F: Format>() -> batch::BatchKernels {
+            let (few, few_rows): (&'static [CodeKernel], usize) = match <$simd as Simd>::FEW_ROWS {
+                0 => (&[], 0),
+                3 => (const { &[gemv::<F, 2, 2>, gemv::<F, 2, 3>] }, 3),
+                n => (const { &[gemv::<F, 2, 2>, gemv::<F, 2, 3>, gemv::<F, 2, 4>] }, n),
+            };
+            batch::BatchKernels { few, few_rows, ..decoded::<F>() }
         }
 
         /// Multiplies two strips by one row, one after the other.
@@ -307,7 +309,8 @@ macro_rules! code_kernels {
         /// Collects the kernels that multiply codes from panels.
         pub(crate) const fn decoded<F: Format>() -> batch::BatchKernels {
             batch::BatchKernels {
-                few: None,
+                few: &[],
+                few_rows: 0,
                 unpack: unpack::<F>,
                 multiply: match (F::GROUP, F::MIN) {
                     (16, false) => multiply_rows::<16, false>,

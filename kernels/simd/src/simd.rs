@@ -24,6 +24,9 @@ pub trait Simd: Copy {
     /// Whether registers hold the sums of two strips and a few rows. Loops over them are unrolled
     /// for that, and would only be longer code otherwise.
     const IN_REGISTERS: bool = true;
+    /// Rows up to which codes of two strips are multiplied as they are decoded, and not by way of a
+    /// panel in memory, up to four at a time. 3 or more; 0 where registers hold no such sums.
+    const FEW_ROWS: usize = if Self::IN_REGISTERS { 3 } else { 0 };
 
     unsafe fn zero() -> Self::F;
     unsafe fn set1(x: f32) -> Self::F;
@@ -143,6 +146,11 @@ pub trait Simd: Copy {
         // SAFETY: the same contract. Codes that a signed byte does not hold are passed only where
         // they are read as unsigned, and there both functions are the same.
         unsafe { Self::dot4_i8(acc, codes[0], x) }
+    }
+    /// Returns the same sums, and keeps the compiler from adding to them later than here.
+    #[inline(always)]
+    unsafe fn acc_now(acc: Self::Acc) -> Self::Acc {
+        acc
     }
     /// Adds to every lane the products of its two 16-bit halves with those of the same lane of `x`,
     /// wrapping around.

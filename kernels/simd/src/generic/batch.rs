@@ -1,11 +1,12 @@
-//! Products of several generated tokens with packed weights: unpacked codes serve all of them. Two
-//! or three tokens go through [`gemv`](super::gemv) together. For more, a chunk of two strips is
+//! Products of several generated tokens with packed weights: unpacked codes serve all of them.
+//!
+//! A few tokens go through [`gemv`](super::gemv) together. For more, a chunk of two strips is
 //! unpacked into a [`Panel`], which stays in the L1 cache while it is multiplied by all rows of
 //! activations, up to `ROWS` at a time. Per row and output every addition of floats is that of
 //! [`gemv`](super::gemv), in its order, so that a token's results do not depend on how many others
 //! there are.
 
-use super::gemv::{FEW, dot_to_sum};
+use super::gemv::dot_to_sum;
 use crate::act::{ACT_GROUP, Act4, ActRow};
 use crate::formats::Format;
 use crate::simd::Simd;
@@ -44,8 +45,10 @@ pub type CodeKernel = unsafe fn(*const u8, usize, &ActRow, (*mut f32, usize));
 /// How the codes of one format are multiplied with several rows.
 #[derive(Clone, Copy)]
 pub struct BatchKernels {
-    /// A pair of strips times 2 rows, and 3; by a panel if there are no such kernels.
-    pub few: Option<[CodeKernel; FEW - 1]>,
+    /// A pair of strips times 2 rows, 3 rows and so on.
+    pub few: &'static [CodeKernel],
+    /// Rows that these are taken for, at most, some of them at a time. More go by a panel.
+    pub few_rows: usize,
     pub unpack: Unpack,
     pub multiply: unsafe fn(&Chunk),
     /// Weights and bytes of a block of one strip.
@@ -358,10 +361,16 @@ pub unsafe fn strips(
     (x, m): (&ActRow, usize),
     out: (*mut f32, usize),
 ) {
-    let few = kernels.few.as_ref();
-    if let Some(few) = m.checked_sub(2).and_then(|at| few?.get(at)) {
-        // SAFETY: passed on.
-        return unsafe { few(strips, k, x, out) };
+    if m <= kernels.few_rows {
+        let mut row = 0;
+        while row < m {
+            let rows = rows_at_once(m - row);
+            let x = x.at_group(row * (k / ACT_GROUP));
+            // SAFETY: passed on, of these rows: two at least, as of two rows or more none is alone.
+            unsafe { kernels.few[rows - 2](strips, k, &x, (out.0.add(row * out.1), out.1)) };
+            row += rows;
+        }
+        return;
     }
     let (block_len, block_bytes) = kernels.block;
     let mut panel = MaybeUninit::<Panel>::uninit();

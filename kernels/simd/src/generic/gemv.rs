@@ -10,10 +10,6 @@ use crate::formats::{Float, Format};
 use crate::prefetch::Prefetch;
 use crate::simd::Simd;
 
-/// Rows of activations that [`strips`] takes at a time, at most. From four on registers run out,
-/// and a [`Panel`](super::batch::Panel) is faster.
-pub const FEW: usize = 3;
-
 /// `N` neighbouring strips times `M` rows of activations -> N R outputs of each. Unpacked codes
 /// serve all rows, and stay in registers; no row's results depend on the others.
 ///
@@ -64,30 +60,29 @@ pub unsafe fn strips<S: Simd, F: Format, const N: usize, const M: usize>(
                 }
                 let at = b * groups + g;
                 let xq = at * (ACT_GROUP / 4);
-                for n in 0..N {
-                    let (block, of_block) = (block.add(n * strip_bytes), block_scales[n]);
-                    let mut accs = [S::acc_zero(); M];
-                    half::<S, F, 0, M>(&mut accs, block, g, &rows, xq);
-                    if F::GROUP == 32 {
-                        half::<S, F, 1, M>(&mut accs, block, g, &rows, xq + 4);
-                        let scales = F::scales::<S>(of_block, block, g);
-                        for m in 0..M {
-                            let x = rows[m].group::<32>(at);
-                            sums[m][n] = group::<S, F>(sums[m][n], accs[m], scales, x);
-                        }
-                    } else {
-                        let scales = F::scales::<S>(of_block, block, 2 * g);
+                let blocks: [*const u8; N] = std::array::from_fn(|n| block.add(n * strip_bytes));
+                let mut accs = [[S::acc_zero(); N]; M];
+                half::<S, F, 0, N, M>(&mut accs, &blocks, g, &rows, xq);
+                if F::GROUP == 16 {
+                    for n in 0..N {
+                        let scales = F::scales::<S>(block_scales[n], blocks[n], 2 * g);
                         for m in 0..M {
                             let x = rows[m].group::<16>(2 * at);
-                            sums[m][n] = group::<S, F>(sums[m][n], accs[m], scales, x);
+                            sums[m][n] = group::<S, F>(sums[m][n], accs[m][n], scales, x);
                         }
-                        let mut accs = [S::acc_zero(); M];
-                        half::<S, F, 1, M>(&mut accs, block, g, &rows, xq + 4);
-                        let scales = F::scales::<S>(of_block, block, 2 * g + 1);
-                        for m in 0..M {
-                            let x = rows[m].group::<16>(2 * at + 1);
-                            sums[m][n] = group::<S, F>(sums[m][n], accs[m], scales, x);
-                        }
+                    }
+                    accs = [[S::acc_zero(); N]; M];
+                }
+                half::<S, F, 1, N, M>(&mut accs, &blocks, g, &rows, xq + 4);
+                for n in 0..N {
+                    let last = (g + 1) * ACT_GROUP / F::GROUP - 1;
+                    let scales = F::scales::<S>(block_scales[n], blocks[n], last);
+                    for m in 0..M {
+                        let x = match F::GROUP {
+                            16 => rows[m].group::<16>(2 * at + 1),
+                            _ => rows[m].group::<32>(at),
+                        };
+                        sums[m][n] = group::<S, F>(sums[m][n], accs[m][n], scales, x);
                     }
                 }
             }
@@ -100,41 +95,54 @@ pub unsafe fn strips<S: Simd, F: Format, const N: usize, const M: usize>(
     }
 }
 
-/// Adds the products of 16 codes and 16 activations of each row, from group of four `at` on, to its
-/// running integers.
+/// Adds the products of 16 codes of each strip and 16 activations of each row, from group of four
+/// `at` on, to their running integers.
+///
+/// Four codes at a time are multiplied by all rows. Left alone, the compiler multiplies all codes
+/// by one row after the other, for which the codes have to wait in memory.
 #[inline(always)]
 #[allow(clippy::needless_range_loop)] // see `strips`
-unsafe fn half<S: Simd, F: Format, const H: usize, const M: usize>(
-    accs: &mut [S::Acc; M],
-    block: *const u8,
+unsafe fn half<S: Simd, F: Format, const H: usize, const N: usize, const M: usize>(
+    accs: &mut [[S::Acc; N]; M],
+    blocks: &[*const u8; N],
     g: usize,
     rows: &[ActRow; M],
     at: usize,
 ) {
-    // SAFETY: the caller's group lies inside the block and the activation rows.
+    // SAFETY: the caller's group lies inside the blocks and the activation rows.
     unsafe {
-        let c = F::codes::<S, H>(block, g);
-        for m in 0..M {
-            let x = rows[m].q.add(at);
-            let mut acc = accs[m];
-            acc = dot4::<S, F>(acc, c[0], x);
-            acc = dot4::<S, F>(acc, c[1], x.add(1));
-            acc = dot4::<S, F>(acc, c[2], x.add(2));
-            accs[m] = dot4::<S, F>(acc, c[3], x.add(3));
+        let mut codes = [[S::iset1(0); 4]; N];
+        for n in 0..N {
+            codes[n] = F::codes::<S, H>(blocks[n], g);
+        }
+        for p in 0..4 {
+            for m in 0..M {
+                let x = rows[m].q.add(at + p);
+                for n in 0..N {
+                    accs[m][n] = dot4::<S, F, M>(accs[m][n], codes[n][p], x);
+                }
+            }
         }
     }
 }
 
-/// The cheaper of the two dot products that can hold the format's codes.
+/// The cheapest dot product that can hold the format's codes.
 #[inline(always)]
-unsafe fn dot4<S: Simd, F: Format>(acc: S::Acc, codes: S::I, x: *const Act4) -> S::Acc {
+unsafe fn dot4<S: Simd, F: Format, const M: usize>(
+    acc: S::Acc,
+    codes: S::I,
+    x: *const Act4,
+) -> S::Acc {
     // SAFETY: passed on.
     unsafe {
-        if F::FITS_I8 {
+        let acc = if M > 1 && S::SPREAD > 1 {
+            S::dot_spread(acc, S::spread(codes), x)
+        } else if F::FITS_I8 {
             S::dot4_i8(acc, codes, x)
         } else {
             S::dot4(acc, codes, x)
-        }
+        };
+        if M > 1 { S::acc_now(acc) } else { acc }
     }
 }
 

@@ -1,7 +1,7 @@
 //! AVX2 + FMA + F16C: eight lanes; with AVX-VNNI, one instruction multiplies and adds 16-bit
 //! products.
 
-use super::{multiply_add_at_once, ops};
+use super::{multiply_add_at_once, now, ops};
 use crate::act::Act4;
 use crate::simd::{ByteDots, Halves, Simd};
 use std::arch::x86_64::*;
@@ -28,6 +28,8 @@ unsafe fn multiply_add<const VNNI: bool>(acc: __m256i, a: __m256i, b: __m256i) -
     }
 }
 
+now!(__m256i, ymm_reg, "avx2");
+
 /// Loads two activations for every lane, twice.
 #[inline(always)]
 unsafe fn halves(x: *const Act4) -> [__m256i; 2] {
@@ -44,6 +46,8 @@ unsafe fn halves(x: *const Act4) -> [__m256i; 2] {
 impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const R: usize = 8;
     const SPREAD: usize = 2;
+    // a quarter faster than by a panel at 4 rows, on a Zen 3, and an eighth at 8
+    const FEW_ROWS: usize = 8;
     type F = __m256;
     type I = __m256i;
     type Acc = [__m256i; 2];
@@ -142,6 +146,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
             let first = multiply_add::<VNNI>(acc[0], codes[0], x0);
             [multiply_add::<VNNI>(first, codes[1], x1), acc[1]]
         }
+        acc_now(acc: [__m256i; 2]) -> [__m256i; 2] { [now(acc[0]), acc[1]] }
         acc_sum(acc: [__m256i; 2]) -> __m256i { _mm256_add_epi32(acc[0], acc[1]) }
         dot2(acc: __m256i, w: __m256i, x: __m256i) -> __m256i { multiply_add::<VNNI>(acc, w, x) }
         prefetch(p: *const u8) { _mm_prefetch(p.cast(), _MM_HINT_T0) }

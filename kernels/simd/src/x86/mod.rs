@@ -30,3 +30,28 @@ macro_rules! multiply_add_at_once {
     };
 }
 use multiply_add_at_once;
+
+/// Defines `now` for a vector type, in registers of a class: an empty piece of inline assembly,
+/// which the compiler moves past no other one.
+macro_rules! now {
+    ($vector:ty, $class:ident, $feature:literal) => {
+        /// Returns the same vector, which is in a register at this place of the program.
+        #[inline]
+        #[target_feature(enable = $feature)]
+        fn now(mut v: $vector) -> $vector {
+            if cfg!(miri) {
+                return v; // it cannot run assembly
+            }
+            // SAFETY: no instruction at all; not `pure`, so that the order of several is kept.
+            unsafe {
+                std::arch::asm!(
+                    "/* {0} */",
+                    inout($class) v,
+                    options(nomem, nostack, preserves_flags),
+                );
+            }
+            v
+        }
+    };
+}
+use now;
