@@ -258,22 +258,22 @@ pub(super) unsafe fn multiply_floats(
     mut rows: impl ExactSizeIterator<Item = *const f32>,
     (to, stride): Results,
 ) {
-    let mut x = [std::ptr::null(); GENERATED_ROWS];
     let mut done = 0;
-    while rows.len() > 0 {
-        let mut n = 0;
-        for (x, row) in x.iter_mut().zip(&mut rows) {
-            *x = row;
-            n += 1;
-        }
-        // SAFETY: passed on.
-        unsafe {
-            let to = to.add(done * stride);
-            match x[..n] {
-                [x] => kernels.row[pair.count - 1](pair.at, cols, x, to),
-                ref x => kernels.rows[pair.count - 1](pair.at, cols, x, (to, stride)),
+    // SAFETY: passed on.
+    unsafe {
+        while rows.len() > 1 {
+            let mut x = [std::ptr::null(); GENERATED_ROWS];
+            let mut n = 0;
+            for (x, row) in x.iter_mut().zip(&mut rows) {
+                *x = row;
+                n += 1;
             }
+            let to = to.add(done * stride);
+            kernels.rows[pair.count - 1](pair.at, cols, &x[..n], (to, stride));
+            done += n;
         }
-        done += n;
+        if let Some(x) = rows.next() {
+            kernels.row[pair.count - 1](pair.at, cols, x, to.add(done * stride));
+        }
     }
 }
