@@ -69,7 +69,7 @@ impl SectionPart<'_> {
                     self.scale_by_position(*x, &instruction.op, result())
                 }
                 Op::Add { a, b } => self.by_element(table.add, *a, *b, result()),
-                Op::SelectRows { x } => self.select(*x, result()),
+                Op::SelectRows { x } => self.select_rows(*x, result()),
                 Op::Merge { x, rows } => self.merge(*x, *rows, result()),
                 Op::Mul { a, b } => self.by_element(table.mul, *a, *b, result()),
                 Op::MulVector { x, by } => self.mul_vector(*x, by, result()),
@@ -366,7 +366,7 @@ impl SectionPart<'_> {
 
     /// # Safety
     /// As [`SectionPart::run`]. *Shares* of rows of the result.
-    unsafe fn select(&self, x: Slot, out: Slot) {
+    unsafe fn select_rows(&self, x: Slot, out: Slot) {
         let all = 0..self.width(x);
         for r in self.w.share(self.output_rows.len(), 1) {
             // SAFETY: this row is of this member's share, and its input is finished.
