@@ -33,7 +33,6 @@ struct Chunk<const N: usize> {
     k: (usize, usize),
     /// Lines to prefetch meanwhile: the first one of each strip, and their number.
     next: ([*const u8; N], usize),
-    prefetch: Prefetch,
 }
 
 /// Multiplies `N` neighbouring strips of float weights, packed as `[k][R]`, by rows of activations
@@ -68,7 +67,7 @@ unsafe fn multiply<S: Simd, E: Float, const N: usize>(
 ) {
     let row = E::BYTES * S::R;
     let strip_bytes = k * row;
-    let prefetch = Prefetch::here();
+    let ahead = Prefetch::here().bytes;
     // SAFETY: offsets stay inside the strips and the rows by the caller's promise; prefetches may
     // point past the end.
     unsafe {
@@ -78,7 +77,7 @@ unsafe fn multiply<S: Simd, E: Float, const N: usize>(
         for k0 in (0..whole).step_by(chunk::<S, E>()) {
             let k1 = whole.min(k0 + chunk::<S, E>());
             // after a strip's end comes the next one that is not being read
-            let soon = k0 * row + prefetch.bytes;
+            let soon = k0 * row + ahead;
             let soon = soon + usize::from(soon >= strip_bytes) * (N - 1) * strip_bytes;
             tiles::<S, E, N>(
                 Chunk {
@@ -88,7 +87,6 @@ unsafe fn multiply<S: Simd, E: Float, const N: usize>(
                         strips.map(|strip| strip.wrapping_add(soon)),
                         ((k1 - k0) * row).div_ceil(64),
                     ),
-                    prefetch,
                 },
                 x,
                 &mut sums,
@@ -174,16 +172,18 @@ unsafe fn tile<S: Simd, E: Float, const N: usize, const M: usize, const J: usize
     sums: &mut [RowSums<S, N>],
 ) {
     let row = E::BYTES * S::R;
+    let prefetch = Prefetch::here();
     let (next, lines) = chunk.next;
-    let steps = (chunk.k.1 - chunk.k.0) / SUMS;
     let (x, sums) = (&x[..M], &mut sums[..M]);
     // SAFETY: offsets stay inside the strips and the rows by the caller's promise; prefetches may
     // point past the end.
     unsafe {
         for first in (0..SUMS).step_by(J) {
-            // lines of all strips, evenly over the steps: a CPU waits for few at a time
-            let [mut line, last] = [first, first + J].map(|part| lines * part / SUMS * N);
-            let at_once = (last - line).div_ceil(steps);
+            for line in lines * first / SUMS..lines * (first + J) / SUMS {
+                for n in 0..N {
+                    prefetch.line::<S>(next[n].wrapping_add(64 * line));
+                }
+            }
             let mut some = [[[S::zero(); J]; N]; M];
             for t in 0..M {
                 for n in 0..N {
@@ -191,13 +191,6 @@ unsafe fn tile<S: Simd, E: Float, const N: usize, const M: usize, const J: usize
                 }
             }
             for i in (chunk.k.0 + first..chunk.k.1).step_by(SUMS) {
-                let until = last.min(line + at_once);
-                while line < until {
-                    chunk
-                        .prefetch
-                        .line::<S>(next[line % N].wrapping_add(line / N * 64));
-                    line += 1;
-                }
                 for j in 0..J {
                     let w: [S::F; N] =
                         std::array::from_fn(|n| E::load::<S>(chunk.strips[n].add((i + j) * row)));
