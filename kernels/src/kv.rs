@@ -128,6 +128,14 @@ impl KvStore {
         groups.eq(shapes) && self.states.is_of(parts)
     }
 
+    /// Whether pages and states of another store have the same shapes, whatever their numbers.
+    pub fn is_like(&self, other: &KvStore) -> bool {
+        let shapes = |store: &KvStore| -> Vec<KvShape> {
+            store.groups.iter().map(|group| group.shape).collect()
+        };
+        shapes(self) == shapes(other) && self.states.is_like(&other.states)
+    }
+
     /// Number of states that there is room for.
     pub fn n_states(&self) -> usize {
         self.states.slots

@@ -43,6 +43,11 @@ impl StateStore {
         self.parts == parts
     }
 
+    /// Whether another store is for states of the same parts.
+    pub(crate) fn is_like(&self, other: &StateStore) -> bool {
+        self.is_of(&other.parts)
+    }
+
     /// The slots in a form that threads share.
     pub(crate) fn shared(&mut self) -> States {
         let memory = self.memory.as_mut();

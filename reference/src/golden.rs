@@ -91,9 +91,9 @@ pub struct Mtp {
     pub width: usize,
     /// `(n, width)`: the model's own hidden states.
     pub hidden: Vec<f32>,
-    /// `(n, n_vocab)`: the layer's logits.
+    /// `(n, n_vocab)`: the layer's logits; of an assistant from position 1 on, `(n - 1, n_vocab)`.
     pub logits: Vec<f32>,
-    /// `(n, width)`: the hidden states that it gives.
+    /// `(n, width)`: the hidden states that it gives, likewise.
     pub predicted: Vec<f32>,
     /// The model's next token, and the draft tokens after it.
     pub chain: Vec<u32>,
@@ -314,15 +314,18 @@ impl<'a> File<'a> {
     fn predicted(&self) -> Result<Mtp, Error> {
         let n = self.len("tokens")?;
         let width = self.second_dim("hidden", n, "width")?;
-        let n_vocab = self.second_dim("mtp_logits", n, "n_vocab")?;
+        let (rows, n_vocab) = match self.second_dim("mtp_logits", n, "n_vocab") {
+            Ok(n_vocab) => (n, n_vocab),
+            Err(_) => (n - 1, self.second_dim("mtp_logits", n - 1, "n_vocab")?),
+        };
         let chain = self.len("chain_ids")?;
         Ok(Mtp {
             tokens: self.ids("tokens", &[n], n_vocab)?,
             n_vocab,
             width,
             hidden: self.floats("hidden", &[n, width])?,
-            logits: self.floats("mtp_logits", &[n, n_vocab])?,
-            predicted: self.floats("mtp_hidden", &[n, width])?,
+            logits: self.floats("mtp_logits", &[rows, n_vocab])?,
+            predicted: self.floats("mtp_hidden", &[rows, width])?,
             chain: self.ids("chain_ids", &[chain], n_vocab)?,
             chain_logits: self.floats("chain_logits", &[chain - 1, n_vocab])?,
         })

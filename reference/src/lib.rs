@@ -1,6 +1,7 @@
 //! References that Octavo's numbers are compared with.
 //!
 //! * [`Oracle`]: a plain f64 forward pass, written from the definition of each architecture;
+//! * [`AssistantOracle`]: the same of an assistant, which reads another model's keys and values;
 //! * [`golden`]: stock llama.cpp's logits, recorded once, with the command that made them;
 //! * [`results`]: the file of llama.cpp's `llama-results`, reader and writer;
 //! * [`kld_base`]: the file of log-probabilities of `llama-perplexity --kl-divergence-base`, reader
@@ -21,4 +22,7 @@ mod oracle;
 pub mod results;
 
 pub use error::Error;
-pub use oracle::{ImageRows, Oracle, Piece, Pixels, Position, Prepared, Rgb, Tap, VisionOracle};
+pub use oracle::{
+    AssistantOracle, CachedRows, ImageRows, Oracle, Piece, Pixels, Position, Predicted, Prepared,
+    Rgb, Tap, VisionOracle,
+};

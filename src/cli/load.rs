@@ -5,7 +5,7 @@ use std::path::Path;
 use octavo_engine::{
     Context, CpuExperts, Engine, EngineOptions, Loading, LoadingSink, ModelSource, SharedWeights,
 };
-use octavo_model::{Hparams, is_mtp_only};
+use octavo_model::{Hparams, is_assistant, is_mtp_only};
 
 use super::args::{ModelArgs, SpeculativeArgs};
 use super::failure::Failure;
@@ -101,7 +101,10 @@ pub(super) fn any_engine_with_draft(
     let Some(draft) = draft else {
         return any_engine(model, options);
     };
-    let is_layer = matches!(draft, ModelSource::MtpLayer(_));
+    let is_layer = matches!(
+        draft,
+        ModelSource::MtpLayer(_) | ModelSource::Assistant { .. }
+    );
     let options = EngineOptions {
         keep_hidden: is_layer,
         // most layers end with the model's own matrix
@@ -229,24 +232,31 @@ impl SpeculativeArgs {
     }
 
     /// Returns the source of the draft model, if one is given: the MTP layer of the model
-    /// itself, or a file, which may have such a layer and nothing else.
+    /// itself, or a file, which may have such a layer and nothing else, or be its assistant.
     pub(super) fn source(&self, model: &ModelArgs) -> Result<Option<ModelSource>, Failure> {
         let layer_of = |source| Some(ModelSource::MtpLayer(Box::new(source)));
         let at = |path: &Path| Ok::<_, Failure>(ModelSource::Path(hub::model(path)?));
-        Ok(match (&self.draft_mtp, &self.draft) {
-            (Some(Some(file)), _) => layer_of(at(file)?),
-            (Some(None), _) => {
-                let source = model.path()?.map_or(Ok(ModelSource::Demo), at)?;
-                layer_of(model.keys.changed(source))
-            }
-            (None, Some(file)) => {
-                let source = at(file)?;
-                match is_mtp_only(&source.open(true)?) {
-                    true => layer_of(source),
-                    false => Some(source),
-                }
-            }
-            (None, None) => None,
+        let target = || {
+            let source = model.path()?.map_or(Ok(ModelSource::Demo), at)?;
+            Ok::<_, Failure>(model.keys.changed(source))
+        };
+        let (file, has_layer) = match (&self.draft_mtp, &self.draft) {
+            (Some(None), _) => return Ok(layer_of(target()?)),
+            (Some(Some(file)), _) => (file, true),
+            (None, Some(file)) => (file, false),
+            (None, None) => return Ok(None),
+        };
+        let source = at(file)?;
+        let opened = source.open(true)?;
+        Ok(if is_assistant(&opened) {
+            Some(ModelSource::Assistant {
+                assistant: Box::new(source),
+                target: Box::new(target()?),
+            })
+        } else if has_layer || is_mtp_only(&opened) {
+            layer_of(source)
+        } else {
+            Some(source)
         })
     }
 }

@@ -38,17 +38,31 @@ pub enum Error {
         /// First token that differs.
         id: u32,
     },
-    /// An MTP layer of another model, or beside a model that does not keep its hidden states.
+    /// An assistant that cannot read a model's KV cache.
     #[error(
-        "{draft}: an MTP layer for hidden states of {expected} values, where {file} keeps \
-         {width}"
+        "{draft}: an assistant, which reads the KV cache of {file} on {device}: expected both on \
+         the CPU, with caches of the same types"
     )]
-    OtherTarget {
-        /// File of the MTP layer.
+    AssistantCache {
+        /// File of the assistant.
         draft: String,
         /// File of the target model.
         file: String,
-        /// Values that the layer reads.
+        /// Device of the target model.
+        device: String,
+    },
+    /// An MTP layer or an assistant of another model, or beside a model that does not keep its
+    /// hidden states.
+    #[error(
+        "{draft}: a draft model for hidden states of {expected} values, where {file} keeps \
+         {width}"
+    )]
+    OtherTarget {
+        /// File of the MTP layer or assistant.
+        draft: String,
+        /// File of the target model.
+        file: String,
+        /// Values that it reads.
         expected: usize,
         /// Values that the model keeps; 0 if it keeps none.
         width: usize,

@@ -1,11 +1,13 @@
 //! The model runner: owns a device and the pages of its KV cache, and runs steps over several
 //! sequences.
 
+mod assistant;
 mod prompt_cache;
 
 use std::ops::Range;
 use std::sync::Arc;
 
+pub(crate) use assistant::{AssistantInput, AssistantOutput};
 use octavo_kernels::{EmbeddingRows, Phase, RowSet, StateUse, StateWrite, Step, StepSequence};
 use octavo_model::{Graph, Tap};
 

@@ -16,6 +16,7 @@ use crate::image_registry::{
 use crate::kv::SequenceKv;
 use crate::model_runner::{Output, StepInput};
 use crate::sample::{OutputNeed, OutputValue};
+use crate::speculative::Target;
 
 /// Selects the new tokens to return logits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,6 +212,26 @@ impl Session {
             ..Eval::new(phase, LogitsFor::All)
         };
         self.run(tokens, how, Some(tap), &mut |_| {})
+    }
+
+    /// Passes every named value of an assistant to `tap`, for a token after this session's;
+    /// `hidden` is the hidden state before the token, `[n_embd]`. Returns the one to draft on from.
+    ///
+    /// # Errors
+    /// If the device fails.
+    ///
+    /// # Panics
+    /// If this session has no tokens, or the other engine is no assistant of this one
+    /// ([`Engine::set_draft_model`]).
+    pub fn assistant_with_taps(
+        &mut self,
+        assistant: &Engine,
+        (token, hidden): (u32, &[f32]),
+        tap: &mut TapSink<'_>,
+    ) -> Result<Vec<f32>, Error> {
+        let (engine, kv) = (&self.engine, &self.kv);
+        let drafted = Target { engine, kv }.assisted(assistant, (token, hidden), Some(tap))?;
+        Ok(drafted.hidden)
     }
 
     /// Truncates the sequence to the first `n` tokens; returns how many are left. That may be

@@ -16,6 +16,13 @@ pub enum ModelSource {
     Demo,
     /// The MTP layer of another source, as a model of its own.
     MtpLayer(Box<ModelSource>),
+    /// An assistant, which drafts tokens for a model by reading its KV cache.
+    Assistant {
+        /// Source of the assistant.
+        assistant: Box<ModelSource>,
+        /// Source of the model.
+        target: Box<ModelSource>,
+    },
     /// Another source with some keys overridden, for files with wrong values. A key that begins
     /// with a dot belongs to the architecture: `.rope.freq_base` is `llama.rope.freq_base`.
     Changed {
@@ -40,6 +47,7 @@ impl ModelSource {
             ModelSource::Path(path) if path.is_dir() => octavo_hf::open(path, &options)?,
             ModelSource::Path(path) => Gguf::open(path, &options)?,
             ModelSource::Demo => Gguf::from_bytes(demo_model(), "built-in demo model", &options)?,
+            ModelSource::Assistant { assistant, .. } => assistant.open(mmap)?,
             ModelSource::MtpLayer(of) => octavo_model::mtp_layer(&of.open(mmap)?)?,
             ModelSource::Changed { source, keys } => {
                 let gguf = source.open(mmap)?;

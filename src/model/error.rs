@@ -106,6 +106,24 @@ pub enum Error {
     /// The file has an MTP layer and no others.
     #[error("{0}: only an MTP layer, which drafts tokens: expected the model that it belongs to")]
     OnlyMtp(String),
+    /// The file is an assistant, which reads another model's cache.
+    #[error("{0}: an assistant, which drafts tokens: expected the model that it belongs to")]
+    OnlyAssistant(String),
+    /// The file is no assistant for models of this architecture.
+    #[error("{file}: a model of {arch}: expected an assistant for {expected}")]
+    NoAssistant {
+        file: String,
+        arch: &'static str,
+        expected: &'static str,
+    },
+    /// An assistant is for another target.
+    #[error("{file}: {what} {got}: expected {expected}, as the model has that it drafts for")]
+    OtherTarget {
+        file: String,
+        what: String,
+        expected: usize,
+        got: usize,
+    },
     /// The file has no MTP layer that could draft tokens.
     #[error("{file}: a model of {arch} {reason}: expected one to draft tokens with")]
     NoMtp {

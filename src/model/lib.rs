@@ -4,6 +4,7 @@
 
 mod adapter;
 mod arch;
+mod assistant;
 mod blocks;
 mod error;
 pub mod graph;
@@ -21,6 +22,7 @@ use gguf_rs_lite::Gguf;
 pub use adapter::{Adapter, AdapterError, AdapterPair, ControlVector};
 pub use arch::Arch;
 use arch::Recurrent;
+pub use assistant::is_assistant;
 pub use error::{Choice, Error};
 pub use graph::{Graph, HiddenRows, Node, Op, ValueId};
 pub use hparams::{
@@ -93,7 +95,14 @@ impl Model {
         if is_mtp_only(gguf) {
             return Err(Error::OnlyMtp(gguf.name().to_owned()));
         }
-        let hparams = Hparams::from_gguf(gguf)?;
+        if is_assistant(gguf) {
+            return Err(Error::OnlyAssistant(gguf.name().to_owned()));
+        }
+        Model::build(gguf, Hparams::from_gguf(gguf)?, rows)
+    }
+
+    /// Binds the weights and builds the graph.
+    fn build(gguf: &Gguf, hparams: Hparams, rows: HiddenRows) -> Result<Model, Error> {
         let weights = weights::bind(gguf, &hparams)?;
         let ropes = rope::tables(&hparams, &weights, hparams.n_ctx_train());
         let graph = arch::build(&hparams, &weights, rows);

@@ -31,7 +31,10 @@ pub const MTP_HNORM: &str = "mtp_hnorm";
 pub const MTP_CONCAT: &str = "mtp_concat";
 /// Their projection, the layer's input.
 pub const MTP_EH_PROJ: &str = "mtp_eh_proj";
-/// All rows of the final norm, where an MTP layer reads them.
+/// An assistant's input, projected.
+pub const PRE_PROJ: &str = "pre_proj";
+/// All rows of the final norm, where an MTP layer or an assistant reads them; of an assistant, the
+/// rows to draft on from.
 pub const H_NEXTN: &str = "h_nextn";
 /// A layer's input, normed.
 pub const ATTN_NORM: &str = "attn_norm";

@@ -113,3 +113,38 @@ fn an_mtp_layer_changes_no_text() {
     let line = bad(&["run", "-p", "1", "--draft-mtp=/nowhere/mtp.gguf"], 1);
     assert!(line.contains("/nowhere/mtp.gguf"), "{line}");
 }
+
+/// An assistant drafts by any option that names its file, and is refused beside another model.
+#[test]
+fn an_assistant_changes_no_text() {
+    let Some(models) = octavo_fixtures::shared("feat/mtp/models") else {
+        return;
+    };
+    let path = |name: &str| models.join(name).to_str().expect("text").to_owned();
+    let model = path("gemma4-target-F32.gguf");
+    let assistant = path("gemma4-assistant-F32.gguf");
+    let run = |more: &[&str]| {
+        let common = ["run", &model, "-p", "1+1=", "-n", "40", "--ignore-eos"];
+        let common = [&common[..], &["--json", "--temp", "0", "--lookup", "off"]].concat();
+        json(&[&common[..], more].concat())
+    };
+    let plain = run(&[]);
+    assert_eq!(count(&plain, "draft_tokens"), 0);
+    let of_file = format!("--draft-mtp={assistant}");
+    for more in [
+        &["--draft", &assistant, "--draft-max", "3"][..],
+        &["-md", &assistant, "--spec-draft-n-max", "3"],
+        &[&of_file, "--draft-max", "1"],
+    ] {
+        let drafted = run(more);
+        assert_eq!(drafted["tokens"], plain["tokens"], "{more:?}");
+        assert!(count(&drafted, "draft_tokens") > 30, "{more:?}");
+    }
+    let line = bad(&["run", "-p", "1", "--draft", &assistant], 1);
+    assert!(line.contains("expected an assistant for qwen3"), "{line}");
+    let line = bad(&["run", &assistant, "-p", "1"], 1);
+    assert!(
+        line.contains("expected the model that it belongs to"),
+        "{line}"
+    );
+}

@@ -70,3 +70,24 @@ fn drafts_of_an_mtp_layer_change_nothing() {
         }
     }
 }
+
+/// An assistant reads the pages of its target, which a device has in memory of its own.
+#[test]
+fn an_assistant_is_refused() {
+    let path = |name: &str| shared(&format!("feat/mtp/models/{name}.gguf")).map(ModelSource::Path);
+    let pair = path("gemma4-target-F32").zip(path("gemma4-assistant-F32"));
+    let Some((target, assistant)) = pair else {
+        return;
+    };
+    let assistant = ModelSource::Assistant {
+        assistant: Box::new(assistant),
+        target: Box::new(target.clone()),
+    };
+    let engines = load(&target, true).zip(load(&assistant, false));
+    let Some((target, assistant)) = engines else {
+        return;
+    };
+    let refused = target.set_draft_model(assistant);
+    let line = refused.expect_err("it is on a device").to_string();
+    assert!(line.contains("expected both on the CPU"), "{line}");
+}

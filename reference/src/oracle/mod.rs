@@ -6,6 +6,7 @@
 //! and no thread.
 
 mod architecture;
+mod assistant;
 mod attention;
 mod delta_net;
 mod experts;
@@ -30,6 +31,7 @@ mod weights;
 
 use crate::Error;
 use architecture::{WindowRope, Windows};
+pub use assistant::{AssistantOracle, CachedRows, Predicted};
 use gguf_rs_lite::{Gguf, TensorInfo};
 use hparams::{Hparams, Rows};
 use layer::Layer;

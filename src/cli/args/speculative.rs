@@ -18,8 +18,8 @@ pub(in super::super) struct SpeculativeArgs {
         hide_possible_values = true
     )]
     lookup: When,
-    /// Draft tokens with a smaller model of the same vocabulary: a GGUF file, a
-    /// folder or hf:USER/REPO:QUANT
+    /// Draft tokens with a smaller model of the same vocabulary, or a Gemma 4's
+    /// assistant: a GGUF file, a folder or hf:USER/REPO:QUANT
     #[arg(long, value_name = "MODEL", value_hint = clap::ValueHint::FilePath)]
     pub(in super::super) draft: Option<PathBuf>,
     /// Draft tokens with the model's own MTP layer, as Qwen 3.5, GLM

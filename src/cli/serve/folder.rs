@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions};
-use octavo_model::is_mtp_only;
+use octavo_model::{is_assistant, is_mtp_only};
 
 use super::models::ServedModel;
 use super::preset::{self, Given};
@@ -168,8 +168,8 @@ fn belongs(tower: &Path, model: &Path) -> bool {
 }
 
 /// Returns whether a file is a model of its own: neither an adapter, an image encoder, an
-/// importance matrix nor an MTP layer. One that cannot be read is listed, and refused when it is
-/// loaded.
+/// importance matrix, an MTP layer nor an assistant. One that cannot be read is listed, and refused
+/// when it is loaded.
 fn is_model(path: &Path) -> bool {
     let Ok(gguf) = Gguf::open(path, &OpenOptions::default()) else {
         return true;
@@ -178,6 +178,7 @@ fn is_model(path: &Path) -> bool {
     matches!(text("general.type").as_str(), "" | "model")
         && text("general.architecture") != "clip"
         && !is_mtp_only(&gguf)
+        && !is_assistant(&gguf)
 }
 
 #[cfg(test)]

@@ -445,6 +445,10 @@ impl Backend for Cpu {
         Some(&mut self.kv)
     }
 
+    fn settle(&mut self) {
+        self.last_run().executor.settle();
+    }
+
     fn release_scratch(&mut self) {
         self.plain.executor.release_scratch();
         if let Some(adapted) = &mut self.adapted {

@@ -77,10 +77,14 @@ fn cached(nodes: &[Node], group: usize) -> usize {
 }
 
 /// Returns the caches of some nodes, in elements of these types: all groups of the model, also
-/// those that none of the nodes writes, because a step has block tables for all.
+/// those that none of the nodes writes, because a step has block tables for all. A cache that the
+/// graph borrows is whole.
 fn caches(network: &dyn Network, nodes: &[Node], types: KvTypes) -> Vec<KvShape> {
     let shape = |(i, group): (usize, &CacheGroup)| KvShape {
-        n_layer: cached(nodes, i),
+        n_layer: match network.graph().borrows_cache {
+            true => group.n_layer,
+            false => cached(nodes, i),
+        },
         n_head_kv: group.n_head_kv,
         head_dim: group.head_dim,
         types,

@@ -195,6 +195,10 @@ pub trait Backend: Send {
         None
     }
 
+    /// Waits for threads that a step has left behind, before another backend's steps run on the
+    /// pages of this one.
+    fn settle(&mut self) {}
+
     /// Frees step scratch buffers while idle.
     fn release_scratch(&mut self) {}
 

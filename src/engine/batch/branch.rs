@@ -11,7 +11,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::image_registry::ImageHandle;
 use crate::sample::{Logprobs, OutputNeed, OutputValue, SampleError, logprobs};
-use crate::speculative::{CostModel, DraftBudget, DraftStats, Proposer};
+use crate::speculative::{CostModel, DraftBudget, DraftStats, Proposer, Target};
 
 use super::beams::Search;
 use super::clock::Clock;
@@ -189,11 +189,11 @@ impl Branch {
         }
     }
 
-    /// Drafts tokens that may follow `tokens`, the prompt and the text so far, for the next step;
+    /// Drafts tokens that may follow `text`, the prompt and the text so far, for the next step;
     /// none for beams and embeddings.
     pub(super) fn propose(
         &mut self,
-        tokens: &[u32],
+        text: (&[u32], Target<'_>),
         budget: DraftBudget,
         cost_model: &mut CostModel,
     ) -> Result<Vec<u32>, Error> {
@@ -207,7 +207,7 @@ impl Branch {
         // also without room: this drops the draft tokens of a step that had none in the end
         let drafts = match budget.max {
             0 => Vec::new(),
-            _ => proposer.propose(tokens, budget, cost_model)?,
+            _ => proposer.propose(text, budget, cost_model)?,
         };
         decoder.set_drafts(&drafts);
         Ok(drafts)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::{Batch, BatchError, Events, Hidden, RequestId};
 use crate::model_runner::ModelRunner;
 use crate::scheduler::StepPlan;
-use crate::speculative::{DraftBudget, MAX_DRAFT_TOKENS};
+use crate::speculative::{DraftBudget, MAX_DRAFT_TOKENS, Target};
 
 impl Batch {
     /// Adds draft tokens to the texts that generate, as far as the step has room for them.
@@ -37,7 +37,12 @@ impl Batch {
                     _ => 0,
                 },
             };
-            match branch.propose(sequence.tokens(), budget, &mut self.cost_model) {
+            let target = Target {
+                engine: &self.engine,
+                kv: sequence.kv(),
+            };
+            let text = (sequence.tokens(), target);
+            match branch.propose(text, budget, &mut self.cost_model) {
                 Ok(drafts) => {
                     rows += drafts.len();
                     self.scheduler.add_drafts(id, &drafts);

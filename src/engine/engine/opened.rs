@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_kernels::PAGE_POSITIONS;
-use octavo_model::{ControlVector, HiddenRows, Model};
+use octavo_model::{ControlVector, HiddenRows, Hparams, Model};
 use octavo_text::tokenizer::Tokenizer;
 
 use super::identity::identity;
@@ -61,6 +61,8 @@ impl Sizes {
         let (n_ctx, warning) = context(model, options.ctx)?;
         let sessions = options.sessions.max(1);
         let n_pages = match options.kv_positions {
+            // its steps run on the pages of another model
+            _ if model.is_assistant() => 1,
             Some(positions) => positions.div_ceil(PAGE_POSITIONS).max(1),
             None => n_ctx.div_ceil(PAGE_POSITIONS).saturating_mul(sessions),
         };
@@ -102,7 +104,13 @@ impl Opened {
             true => HiddenRows::All,
             false => HiddenRows::Outputs,
         };
-        let mut model = Model::load_with(&gguf, rows)?;
+        let mut model = match source {
+            ModelSource::Assistant { target, .. } => {
+                let target = Hparams::from_gguf(&target.open(options.mmap)?)?;
+                Model::load_assistant(&gguf, &target)?
+            }
+            _ => Model::load_with(&gguf, rows)?,
+        };
         let tokenizer = Tokenizer::from_gguf(&gguf)?;
         let mut warnings = model.warnings().to_vec();
         warnings.extend(tokenizer.warnings().iter().cloned());

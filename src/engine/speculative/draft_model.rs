@@ -12,19 +12,23 @@ use crate::session::{LogitsFor, Session};
 
 impl Engine {
     /// Sets the draft model for speculative decoding, for all generations from now on: a smaller
-    /// model of the same vocabulary, or this model's own MTP layer
-    /// ([`ModelSource::MtpLayer`](crate::ModelSource)), for which it must keep its hidden
+    /// model of the same vocabulary, this model's own MTP layer
+    /// ([`ModelSource::MtpLayer`](crate::ModelSource)) or its assistant
+    /// ([`ModelSource::Assistant`](crate::ModelSource)), for which it must keep its hidden
     /// states ([`EngineOptions::keep_hidden`](crate::EngineOptions)). Drafts change no generated
     /// token. Only the first call has an effect.
     ///
     /// # Errors
     /// [`Error::OtherVocabulary`] if the two do not have the same tokens, [`Error::NoLogits`] if it
-    /// is no model that generates text, [`Error::OtherTarget`] if it is an MTP layer that
-    /// cannot read this model's hidden states.
+    /// is no model that generates text, [`Error::OtherTarget`] if it is an MTP layer or assistant
+    /// that cannot read this model's hidden states, [`Error::AssistantCache`] if it is an assistant
+    /// that cannot read its KV cache.
     pub fn set_draft_model(&self, draft: Engine) -> Result<(), Error> {
         draft.check_logits()?;
-        if draft.model().is_mtp() {
-            self.check_mtp(&draft)?;
+        match draft.model() {
+            model if model.is_mtp() => self.check_hidden(&draft, draft.hparams().n_embd())?,
+            model if model.is_assistant() => self.check_assistant(&draft)?,
+            _ => {}
         }
         let (own, other) = (draft.tokenizer(), self.tokenizer());
         let n = own.n_vocab().max(other.n_vocab());
@@ -42,11 +46,26 @@ impl Engine {
         }
     }
 
-    /// Checks that an MTP layer can read this model's hidden states.
-    fn check_mtp(&self, layer: &Engine) -> Result<(), Error> {
+    /// Checks that an assistant can read this model's hidden states and KV cache.
+    fn check_assistant(&self, assistant: &Engine) -> Result<(), Error> {
+        self.check_hidden(assistant, assistant.hparams().n_embd_target)?;
+        let has_layers_alike = assistant.hparams().caches == self.hparams().caches;
+        let mut runner = self.runner();
+        match has_layers_alike && assistant.runner().can_assist(&mut runner) {
+            true => Ok(()),
+            false => Err(Error::AssistantCache {
+                draft: assistant.gguf().name().to_owned(),
+                file: self.gguf().name().to_owned(),
+                device: self.describe().to_owned(),
+            }),
+        }
+    }
+
+    /// Checks that this model keeps hidden states of as many values as an MTP layer or an assistant
+    /// expects.
+    fn check_hidden(&self, layer: &Engine, expected: usize) -> Result<(), Error> {
         let kept = self.model().graph.kept;
         let width = kept.map_or(0, |_| self.hparams().n_embd());
-        let expected = layer.hparams().n_embd();
         match width == expected {
             true => Ok(()),
             false => Err(Error::OtherTarget {

@@ -2,9 +2,11 @@
 //! rows of one text, and accepted as far as they are what is chosen there: weights are read once
 //! for several tokens. No bit of a text depends on it, only how long it takes.
 //!
-//! Draft tokens come from the text itself (`ngram`), from a smaller model (`draft_model`) or from
-//! the model's own MTP layer (`mtp`), as many as are worth their time (`cost_model`).
+//! Draft tokens come from the text itself (`ngram`), from a smaller model (`draft_model`), from the
+//! model's own MTP layer (`mtp`) or from an assistant that reads its KV cache (`assistant`), as
+//! many as are worth their time (`cost_model`).
 
+mod assistant;
 mod cost_model;
 mod draft_model;
 mod mtp;
@@ -14,6 +16,8 @@ use crate::decoder::GenerationParams;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::image_registry::is_image_token;
+use crate::kv::SequenceKv;
+use assistant::AssistantSession;
 use cost_model::{AcceptanceRate, DraftPlan, DraftRequest, MAX_SAMPLES};
 use draft_model::{Cost, DraftSession, Drafted};
 use mtp::MtpSession;
@@ -37,6 +41,13 @@ impl DraftStats {
         self.drafted += other.drafted;
         self.accepted += other.accepted;
     }
+}
+
+/// The model that tokens are drafted for, and what it holds of a text.
+#[derive(Clone, Copy)]
+pub(crate) struct Target<'a> {
+    pub(crate) engine: &'a Engine,
+    pub(crate) kv: &'a SequenceKv,
 }
 
 /// A step that draft tokens may be added to.
@@ -71,13 +82,16 @@ enum Drafter {
     Model(DraftSession),
     /// The model's own MTP layer.
     Mtp(MtpSession),
+    /// An assistant, which reads the model's KV cache.
+    Assistant(AssistantSession),
 }
 
 impl Drafter {
     fn new(draft: &Engine) -> Drafter {
-        match draft.model().is_mtp() {
-            true => Drafter::Mtp(MtpSession::new(draft)),
-            false => Drafter::Model(DraftSession::new(draft)),
+        match draft.model() {
+            model if model.is_mtp() => Drafter::Mtp(MtpSession::new(draft)),
+            model if model.is_assistant() => Drafter::Assistant(AssistantSession::new(draft)),
+            _ => Drafter::Model(DraftSession::new(draft)),
         }
     }
 
@@ -85,13 +99,15 @@ impl Drafter {
         match self {
             Drafter::Model(session) => session.cost(),
             Drafter::Mtp(session) => session.cost(),
+            Drafter::Assistant(session) => session.cost(),
         }
     }
 
-    fn propose(&mut self, text: &[u32], n: usize) -> Result<Drafted, Error> {
+    fn propose(&mut self, text: &[u32], of: Target<'_>, n: usize) -> Result<Drafted, Error> {
         match self {
             Drafter::Model(session) => session.propose(text, n),
             Drafter::Mtp(session) => session.propose(text, n),
+            Drafter::Assistant(session) => session.propose(text, of, n),
         }
     }
 
@@ -100,7 +116,7 @@ impl Drafter {
     fn reads(&self, text: &[u32]) -> bool {
         match self {
             Drafter::Model(_) => !text.iter().any(|id| is_image_token(*id)),
-            Drafter::Mtp(_) => true,
+            Drafter::Mtp(_) | Drafter::Assistant(_) => true,
         }
     }
 }
@@ -128,7 +144,7 @@ impl Proposer {
     /// If the draft model's device fails.
     pub(crate) fn propose(
         &mut self,
-        text: &[u32],
+        text: (&[u32], Target<'_>),
         budget: DraftBudget,
         cost_model: &mut CostModel,
     ) -> Result<Vec<u32>, Error> {
@@ -141,7 +157,7 @@ impl Proposer {
 
     fn best_proposal(
         &mut self,
-        text: &[u32],
+        (text, target): (&[u32], Target<'_>),
         DraftBudget { texts, rows, max }: DraftBudget,
         cost_model: &mut CostModel,
     ) -> Result<Vec<u32>, Error> {
@@ -179,7 +195,7 @@ impl Proposer {
             };
             let other = by_lookup.map_or(DraftPlan::default(), |(_, plan)| plan);
             if plan.n > 0 && (other.n == 0 || plan.gain > other.gain) {
-                let drafts = drafter.propose(text, plan.n).map(|drafted| {
+                let drafts = drafter.propose(text, target, plan.n).map(|drafted| {
                     cost_model.record_drafting(drafted.seconds);
                     drafted.tokens
                 });
@@ -216,8 +232,10 @@ impl Proposer {
     /// Begins anew: the text has lost tokens, but what was learned of its drafts stays.
     pub(crate) fn restart(&mut self) {
         self.index = NgramIndex::default();
-        if let Some(Drafter::Mtp(session)) = &mut self.drafter {
-            session.begin_anew();
+        match &mut self.drafter {
+            Some(Drafter::Mtp(session)) => session.begin_anew(),
+            Some(Drafter::Assistant(session)) => session.begin_anew(),
+            Some(Drafter::Model(_)) | None => {}
         }
     }
 
@@ -229,7 +247,7 @@ impl Proposer {
 
     /// Returns whether the model's hidden states are needed.
     pub(crate) fn wants_hidden(&self) -> bool {
-        matches!(self.drafter, Some(Drafter::Mtp(_)))
+        matches!(self.drafter, Some(Drafter::Mtp(_) | Drafter::Assistant(_)))
     }
 
     /// Takes the model's hidden states from position `start` of the text on, `[rows][n_embd]`.
@@ -242,8 +260,13 @@ impl Proposer {
         start: usize,
         hidden: &[f32],
     ) -> Result<(), Error> {
-        let Some(Drafter::Mtp(session)) = &mut self.drafter else {
-            return Ok(());
+        let session = match &mut self.drafter {
+            Some(Drafter::Mtp(session)) => session,
+            Some(Drafter::Assistant(session)) => {
+                session.observe(start, hidden);
+                return Ok(());
+            }
+            Some(Drafter::Model(_)) | None => return Ok(()),
         };
         match session.observe(text, start, hidden) {
             // other texts have the draft model's pages: this one goes on without drafts

@@ -2,6 +2,7 @@
 //! goldens.
 
 mod architectures;
+mod assistant;
 mod batch;
 mod beams;
 mod choices;

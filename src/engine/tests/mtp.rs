@@ -26,9 +26,9 @@ const MODELS: [(&str, &str, &str); 5] = [
     ("deepseek2-mtp-F32", "deepseek2-mtp-F32", "deepseek2"),
 ];
 
-const PROMPTS: [&str; 2] = ["fox", "sum"];
+pub(crate) const PROMPTS: [&str; 2] = ["fox", "sum"];
 
-fn source(name: &str) -> Option<ModelSource> {
+pub(crate) fn source(name: &str) -> Option<ModelSource> {
     shared(&format!("feat/mtp/models/{name}.gguf")).map(ModelSource::Path)
 }
 
@@ -36,7 +36,7 @@ fn layer_of(source: &ModelSource) -> ModelSource {
     ModelSource::MtpLayer(Box::new(source.clone()))
 }
 
-fn options(isa: Isa) -> EngineOptions {
+pub(crate) fn options(isa: Isa) -> EngineOptions {
     EngineOptions {
         isa: IsaChoice::Only(isa),
         threads: Some(2),
@@ -46,7 +46,7 @@ fn options(isa: Isa) -> EngineOptions {
     }
 }
 
-fn load(source: &ModelSource, options: &EngineOptions) -> Engine {
+pub(crate) fn load(source: &ModelSource, options: &EngineOptions) -> Engine {
     Engine::load(source, options, &mut |_| {}).expect("it loads")
 }
 
@@ -160,25 +160,25 @@ fn models_keep_their_hidden_states() {
     }
 }
 
-/// Texts of a model and its MTP layer, if any, each request alone or all together.
-fn texts(
+/// Texts of a model and what drafts for it, if anything, each request alone or all together.
+pub(crate) fn texts(
     source: &ModelSource,
-    layer: Option<&ModelSource>,
+    drafts: Option<&ModelSource>,
     draft_max: Option<usize>,
     places: usize,
     prompts: &[Vec<u32>],
 ) -> (Vec<Vec<u32>>, Totals) {
     let options = EngineOptions {
-        keep_hidden: layer.is_some(),
+        keep_hidden: drafts.is_some(),
         sessions: places,
         ctx: Some(192),
         batch: Some(24),
         ..options(Isa::best())
     };
     let engine = load(source, &options);
-    if let Some(layer) = layer {
-        let layer = load(&layer_of(layer), &options);
-        engine.set_draft_model(layer).expect("its own layer");
+    if let Some(drafts) = drafts {
+        let drafts = load(drafts, &options);
+        engine.set_draft_model(drafts).expect("its own");
     }
     let mut batch = Batch::new(&engine, BatchOptions::default());
     let mut said = BTreeMap::new();
@@ -238,7 +238,7 @@ fn drafts_of_an_mtp_layer_change_nothing() {
         };
         let (expected, _) = texts(&source, None, None, 1, &prompts);
         for (places, n) in [(1, Some(3)), (4, Some(1)), (4, Some(8)), (3, None)] {
-            let (got, totals) = texts(&source, Some(&layer), n, places, &prompts);
+            let (got, totals) = texts(&source, Some(&layer_of(&layer)), n, places, &prompts);
             assert!(
                 got == expected,
                 "{file}: {places} places, {n:?} draft tokens"
@@ -252,18 +252,67 @@ fn drafts_of_an_mtp_layer_change_nothing() {
 
 /// The requests of a golden, and what llama-server made of them.
 #[derive(serde::Deserialize)]
-struct Recorded {
+pub(crate) struct Recorded {
     requests: Vec<serde_json::Value>,
     tokens: Vec<Vec<u32>>,
-    modes: Vec<Mode>,
+    pub(crate) modes: Vec<Mode>,
 }
 
 /// A run with drafts: options, and the counts of each request.
 #[derive(serde::Deserialize)]
-struct Mode {
+pub(crate) struct Mode {
     args: Vec<String>,
     drafted: Vec<usize>,
     accepted: Vec<usize>,
+}
+
+impl Recorded {
+    pub(crate) fn read(folder: &str) -> Recorded {
+        let path = shared(&format!("feat/mtp/goldens/{folder}/text.json")).expect("beside it");
+        let recorded = std::fs::read(path).expect("it is there");
+        serde_json::from_slice(&recorded).expect("its form")
+    }
+
+    /// Compares greedy texts of an engine with its draft model, and the counts of drafts.
+    pub(crate) fn check(&self, file: &str, engine: &Engine, mode: &Mode) {
+        let n: usize = mode
+            .args
+            .last()
+            .and_then(|n| n.parse().ok())
+            .expect("a number");
+        for (i, request) in self.requests.iter().enumerate() {
+            if request["temperature"] != 0 {
+                continue;
+            }
+            let params = GenerationParams {
+                max_tokens: Some(self.tokens[i].len()),
+                ignore_eos: true,
+                lookup: Lookup::Off,
+                draft_max: Some(n),
+                ..GenerationParams::default()
+            };
+            let text = request["prompt"].as_str().expect("a text");
+            let encoded = engine
+                .tokenizer()
+                .encode(text.as_bytes(), Default::default());
+            let prompt = encoded.expect("a text");
+            let mut session = engine.session();
+            let out = session.generate(&prompt, &params, None, &mut |_: &str| {});
+            let out = out.expect("a text");
+            assert_eq!(out.tokens, self.tokens[i], "{file}, {n}: request {i}");
+            let drafts = out.timing.drafts;
+            let (drafted, accepted) = (mode.drafted[i], mode.accepted[i]);
+            println!("{file}, {n}: {drafts:?}, llama.cpp {accepted} of {drafted}");
+            assert!(
+                drafts.accepted.abs_diff(accepted) <= 2,
+                "{file}, {n}: {drafts:?}"
+            );
+            assert!(
+                drafts.drafted.abs_diff(drafted) <= 2 * n,
+                "{file}, {n}: {drafts:?}"
+            );
+        }
+    }
 }
 
 /// Greedy texts are llama-server's, and about as many of the same number of draft tokens are
@@ -274,51 +323,13 @@ fn as_many_drafts_are_accepted_as_in_llama_cpp() {
         let Some((source, layer)) = source(file).zip(source(layer)) else {
             return;
         };
-        let path = shared(&format!("feat/mtp/goldens/{folder}/text.json")).expect("beside it");
-        let recorded = std::fs::read(path).expect("it is there");
-        let recorded: Recorded = serde_json::from_slice(&recorded).expect("its form");
+        let recorded = Recorded::read(folder);
         let options = options(Isa::best());
         for mode in &recorded.modes {
-            let n: usize = mode
-                .args
-                .last()
-                .and_then(|n| n.parse().ok())
-                .expect("a number");
             let engine = load(&source, &options);
             let layer = load(&layer_of(&layer), &options);
             engine.set_draft_model(layer).expect("its own layer");
-            for (i, request) in recorded.requests.iter().enumerate() {
-                if request["temperature"] != 0 {
-                    continue;
-                }
-                let params = GenerationParams {
-                    max_tokens: Some(recorded.tokens[i].len()),
-                    ignore_eos: true,
-                    lookup: Lookup::Off,
-                    draft_max: Some(n),
-                    ..GenerationParams::default()
-                };
-                let text = request["prompt"].as_str().expect("a text");
-                let encoded = engine
-                    .tokenizer()
-                    .encode(text.as_bytes(), Default::default());
-                let prompt = encoded.expect("a text");
-                let mut session = engine.session();
-                let out = session.generate(&prompt, &params, None, &mut |_: &str| {});
-                let out = out.expect("a text");
-                assert_eq!(out.tokens, recorded.tokens[i], "{file}, {n}: request {i}");
-                let drafts = out.timing.drafts;
-                let (drafted, accepted) = (mode.drafted[i], mode.accepted[i]);
-                println!("{file}, {n}: {drafts:?}, llama.cpp {accepted} of {drafted}");
-                assert!(
-                    drafts.accepted.abs_diff(accepted) <= 2,
-                    "{file}, {n}: {drafts:?}"
-                );
-                assert!(
-                    drafts.drafted.abs_diff(drafted) <= 2 * n,
-                    "{file}, {n}: {drafts:?}"
-                );
-            }
+            recorded.check(file, &engine, mode);
         }
     }
 }
@@ -337,7 +348,7 @@ fn unfit_layers_are_refused() {
     );
     let layer = load(&layer_of(&small), &options(Isa::best()));
     let error = target.set_draft_model(layer).expect_err("it keeps nothing");
-    let said = "an MTP layer for hidden states of 32 values, where";
+    let said = "a draft model for hidden states of 32 values, where";
     assert!(error.to_string().contains(said), "{error}");
     let llama = ModelSource::Path(path.join("arch/models/gemma2-Q8_0.gguf"));
     let error = Engine::load(&layer_of(&llama), &options(Isa::best()), &mut |_| {});

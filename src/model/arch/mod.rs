@@ -28,6 +28,7 @@ mod gemma;
 mod gemma2;
 mod gemma3;
 mod gemma4;
+mod gemma4_assistant;
 mod gemma_embedding;
 mod glm4;
 mod glm4moe;
@@ -116,7 +117,7 @@ use layers::{
 use octavo_kernels::{KeyHeads, Pairing};
 
 /// Every supported architecture. A new one needs its file and a line here.
-static ALL: [Arch; 86] = [
+static ALL: [Arch; 87] = [
     Arch(&afmoe::SPEC),
     Arch(&apertus::SPEC),
     Arch(&arcee::SPEC),
@@ -144,6 +145,7 @@ static ALL: [Arch; 86] = [
     Arch(&gemma2::SPEC),
     Arch(&gemma3::SPEC),
     Arch(&gemma4::SPEC),
+    Arch(&gemma4_assistant::SPEC),
     Arch(&gemma_embedding::SPEC),
     Arch(&glm4::SPEC),
     Arch(&glm4moe::SPEC),
@@ -293,6 +295,8 @@ pub(super) struct Spec {
     pub(super) embeds_positions: bool,
     /// Its MTP layers read the trunk's rows after the final norm.
     pub(super) mtp: bool,
+    /// Architecture of the models that it drafts tokens for by reading their caches.
+    pub(super) assists: Option<&'static str>,
     /// Files may state an expert count of 1, where other dense models state 0.
     pub(super) counts_one_expert: bool,
     /// Keys this architecture reads, among those refused by default.
@@ -352,6 +356,7 @@ const DECODER: Spec = Spec {
     classifier: None,
     embeds_positions: false,
     mtp: false,
+    assists: None,
     counts_one_expert: false,
     reads: &[],
     read_hparams: |_, _| Ok(()),
@@ -424,9 +429,9 @@ fn supported_like(name: &str) -> String {
 /// Builds the forward pass of a bound model; `rows` selects those that the final norm is of.
 pub(super) fn build(h: &Hparams, w: &Weights, rows: HiddenRows) -> Graph {
     // an MTP layer drafts on from its outputs
-    let rows = match w.mtp {
-        Some(_) => HiddenRows::Outputs,
-        None => rows,
+    let rows = match w.mtp.is_some() || w.assistant.is_some() {
+        true => HiddenRows::Outputs,
+        false => rows,
     };
     let mut b = Builder::new(h, w, rows);
     let mut x = b.embed();

@@ -10,6 +10,11 @@ use super::{Builder, at, once};
 impl Builder<'_> {
     /// Appends token embeddings with everything added to them, and their factor or norm.
     pub(crate) fn embed(&mut self) -> ValueId {
+        if let Some(w) = self.w.assistant {
+            let x = self.assistant_input(w.input);
+            self.first_layer = self.nodes.nodes.len();
+            return x;
+        }
         let info = ValueShape {
             width: self.h.n_embd(),
             rows: RowSet::All,
@@ -55,6 +60,17 @@ impl Builder<'_> {
         let hidden = self.norm(hidden, w.hidden_norm, Some(0));
         let both = self.concat(embedded, hidden, [info.width; 2], at(taps::MTP_CONCAT, 0));
         self.matmul(both, w.projection, at(taps::MTP_EH_PROJ, 0))
+    }
+
+    /// Appends an assistant's input: the target's embeddings and hidden states, which come with the
+    /// step side by side, projected.
+    fn assistant_input(&mut self, projection: WeightId) -> ValueId {
+        let info = ValueShape {
+            width: 2 * self.h.n_embd_target,
+            rows: RowSet::All,
+        };
+        let both = self.push(Op::Input, info, None);
+        self.matmul(both, projection, once(taps::PRE_PROJ))
     }
 
     /// Adds the image encoder's deepstack features for layer `l` to the layer's result.
@@ -116,7 +132,11 @@ impl Builder<'_> {
             states: self.nodes.states,
             n_layer: self.h.n_layer(),
             first_layer: self.first_layer,
-            input: if w.mtp.is_some() { self.h.n_embd() } else { 0 },
+            input: match w.mtp {
+                Some(_) => self.h.n_embd(),
+                None => 2 * self.h.n_embd_target,
+            },
+            borrows_cache: w.assistant.is_some(),
             embedding_input_width: self.h.image_embedding_width(),
             layers,
             hidden,
@@ -136,7 +156,10 @@ impl Builder<'_> {
         match self.rows {
             HiddenRows::Outputs => {
                 let hidden = normed(self, tap);
-                (hidden, w.mtp.map(|_| hidden))
+                let projected = w
+                    .assistant
+                    .map(|w| self.matmul(hidden, w.output, once(taps::H_NEXTN)));
+                (hidden, w.mtp.map(|_| hidden).or(projected))
             }
             HiddenRows::All => {
                 let all = normed(self, Some(taps::H_NEXTN));

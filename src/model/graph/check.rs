@@ -20,7 +20,10 @@ pub(super) fn all(
         caches,
         rewrites: !graph.is_causal(),
         written: vec![false; graph.values.len()],
-        cached: caches.iter().map(|c| vec![false; c.n_layer]).collect(),
+        cached: caches
+            .iter()
+            .map(|c| vec![graph.borrows_cache; c.n_layer])
+            .collect(),
         seen: vec![false; graph.states.len()],
     };
     for (i, node) in graph.nodes.iter().enumerate() {

@@ -61,13 +61,16 @@ pub struct Graph {
     pub input: usize,
     /// Width of a row that may replace a token's embedding; 0 if none may.
     pub embedding_input_width: usize,
+    /// Keys and values are another model's: the graph reads them and writes none.
+    pub borrows_cache: bool,
     /// Output of each layer, (rows, n_embd).
     pub layers: Vec<ValueId>,
     /// Result of the final norm, or the output of a model without logits,
     /// (rows with outputs, n_embd).
     pub hidden: ValueId,
     /// Rows of the final norm that can be read after a step, for an MTP layer: of all
-    /// tokens, or in such a layer itself of those with outputs.
+    /// tokens, or in such a layer itself of those with outputs. In an assistant, rows with
+    /// outputs in the width of its target.
     pub kept: Option<ValueId>,
     /// Logits, (rows with outputs, n_vocab); the same as [`Graph::hidden`] where a model has none.
     pub logits: ValueId,

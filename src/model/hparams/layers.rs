@@ -47,7 +47,8 @@ pub struct LayerHparams {
     pub clamps: Clamps,
     /// Activation of the ungated feed-forward block, where layers have coefficients of their own.
     pub xielu: Option<Xielu>,
-    /// Layer whose keys and values it reads: itself, or an earlier one where it has none.
+    /// Layer whose keys and values it reads: itself, or an earlier one where it has none. In an
+    /// assistant, whose layers read those of another model, it is the number of layers.
     pub kv_layer: usize,
     /// Place of these in the cache; the group is one of [`super::Hparams::caches`].
     pub cache: CacheLayer,
@@ -92,7 +93,8 @@ pub(super) fn place_in_caches(
             continue;
         }
         if layer.kv_layer != l {
-            layers[l].cache = layers[layer.kv_layer].cache;
+            let own = layers.get(layer.kv_layer).map(|of| of.cache);
+            layers[l].cache = own.unwrap_or(layer.cache);
             continue;
         }
         let empty = CacheGroup {

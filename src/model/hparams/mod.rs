@@ -74,6 +74,8 @@ pub struct Hparams {
     pub context_length: Sourced<usize>,
     /// Embedding width.
     pub n_embd: Sourced<usize>,
+    /// In an assistant, the embedding width of its target; 0 otherwise.
+    pub n_embd_target: usize,
     /// Layers of the forward pass.
     pub n_layer: Sourced<usize>,
     /// Layers in the file, including multi-token prediction layers at the end.
@@ -184,7 +186,7 @@ impl Hparams {
         let n_embd = k.count("embedding_length", 1..=MAX_WIDTH, None)?;
         let mut n_layer = k.count("block_count", 1..=MAX_LAYERS, None)?;
         let n_block = n_layer.value;
-        if spec.reads.contains(&experts::PREDICTION_LAYERS) {
+        if spec.reads.contains(&experts::PREDICTION_LAYERS) && spec.assists.is_none() {
             k.n_behind = experts::prediction_layers(&mut k, n_block)?;
             n_layer.value -= k.n_behind;
         }
@@ -216,6 +218,7 @@ impl Hparams {
             arch,
             context_length,
             n_embd,
+            n_embd_target: 0,
             n_layer,
             n_block,
             layers,

@@ -1,5 +1,6 @@
 //! The model crate from outside.
 
+mod assistant;
 mod files;
 mod forward;
 mod graph;

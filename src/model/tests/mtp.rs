@@ -5,7 +5,7 @@ use octavo_model::{Error, Model, is_mtp_only, mtp_layer};
 
 use crate::support::{File, shared};
 
-fn open(name: &str) -> Option<Gguf> {
+pub(crate) fn open(name: &str) -> Option<Gguf> {
     let path = shared(&format!("feat/mtp/models/{name}.gguf"))?;
     Some(Gguf::open(&path, &OpenOptions::default()).expect("a shared model"))
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 pub use bind::TensorBinder;
 pub(crate) use bind::{Binder, EmbeddingsAndHead, bind, blk};
 pub use classifier::Classifier;
-pub use mtp::MtpInput;
+pub use mtp::{AssistantProjections, MtpInput};
 pub use per_layer::{PerLayer, PerLayerInputs};
 pub use recurrent::{
     BiasedLowRank, ChannelMix, DeltaInputs, DeltaNet, DeltaRates, GroupNorm, KimiDelta, Mamba1,
@@ -401,6 +401,8 @@ pub struct Weights {
     pub layers: Vec<Layer>,
     /// Input of an MTP layer, where the model is one.
     pub mtp: Option<MtpInput>,
+    /// Projections of an assistant, where the model is one.
+    pub assistant: Option<AssistantProjections>,
     /// Scores of a text, if the model is a reranker.
     pub classifier: Option<Arc<Classifier>>,
 }

@@ -61,6 +61,7 @@ pub(super) fn build(h: &Hparams, w: &Weights, tensors: &Tensors) -> Graph {
         states: Vec::new(),
         n_layer: h.n_block,
         first_layer,
+        borrows_cache: false,
         input: h.patch_values(),
         embedding_input_width: w.positions.as_ref().map_or(0, |_| h.n_embd),
         layers,

@@ -165,7 +165,10 @@ impl Described {
             path: match options.source {
                 ModelSource::Path(path) => Some(path.clone()),
                 // the digest shows the other ranks that theirs has other keys
-                ModelSource::Demo | ModelSource::Changed { .. } | ModelSource::MtpLayer(_) => None,
+                ModelSource::Demo
+                | ModelSource::Assistant { .. }
+                | ModelSource::Changed { .. }
+                | ModelSource::MtpLayer(_) => None,
             },
             digest: digest(gguf),
             mmap: options.mmap,

@@ -5,7 +5,9 @@ use super::{Binder, blk};
 use crate::error::Error;
 use crate::hparams::ScalingKind;
 use crate::taps;
-use crate::weights::{MtpInput, NormWeights, PerLayerInputs, RopeDivisors, VecId, WeightId};
+use crate::weights::{
+    AssistantProjections, MtpInput, NormWeights, PerLayerInputs, RopeDivisors, VecId, WeightId,
+};
 
 /// The weights outside the layers.
 pub(crate) struct EmbeddingsAndHead {
@@ -174,6 +176,18 @@ impl Binder<'_> {
             embedding_norm: self.norm(&name("enorm"), n_embd, taps::MTP_ENORM)?,
             hidden_norm: self.norm(&name("hnorm"), n_embd, taps::MTP_HNORM)?,
             projection: self.matrix(&projection, n_embd, 2 * n_embd)?,
+        }))
+    }
+
+    /// Binds the projections of an assistant, where the model is one.
+    pub(super) fn assistant_projections(&mut self) -> Result<Option<AssistantProjections>, Error> {
+        let (n_embd, target) = (self.h.n_embd(), self.h.n_embd_target);
+        if target == 0 {
+            return Ok(None);
+        }
+        Ok(Some(AssistantProjections {
+            input: self.matrix("nextn.pre_projection.weight", n_embd, 2 * target)?,
+            output: self.matrix("nextn.post_projection.weight", target, n_embd)?,
         }))
     }
 

@@ -15,7 +15,9 @@ pub(crate) use embeddings_and_head::EmbeddingsAndHead;
 use gguf_rs_lite::Gguf;
 pub use tensors::TensorBinder;
 
-use super::{Classifier, Layer, MtpInput, NormWeights, VecId, WeightId, Weights};
+use super::{
+    AssistantProjections, Classifier, Layer, MtpInput, NormWeights, VecId, WeightId, Weights,
+};
 use crate::error::Error;
 use crate::hparams::Hparams;
 
@@ -115,7 +117,7 @@ impl<'a> Binder<'a> {
         self,
         weights: EmbeddingsAndHead,
         layers: Vec<Layer>,
-        mtp: Option<MtpInput>,
+        (mtp, assistant): (Option<MtpInput>, Option<AssistantProjections>),
         classifier: Option<Classifier>,
     ) -> Result<Weights, Error> {
         let behind = |name: &str| {
@@ -140,6 +142,7 @@ impl<'a> Binder<'a> {
             per_layer_inputs: weights.per_layer_inputs,
             layers,
             mtp,
+            assistant,
             classifier: classifier.map(Arc::new),
         })
     }
@@ -157,8 +160,8 @@ pub(crate) fn bind(gguf: &Gguf, h: &Hparams) -> Result<Weights, Error> {
         Some(kind) => Classifier::bind(&mut binder, kind)?,
         None => None,
     };
-    let mtp = binder.mtp_input()?;
-    binder.finish(weights, layers, mtp, classifier)
+    let drafts = (binder.mtp_input()?, binder.assistant_projections()?);
+    binder.finish(weights, layers, drafts, classifier)
 }
 
 /// Returns `blk.<layer>.<rest>`.

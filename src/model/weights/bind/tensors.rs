@@ -416,6 +416,14 @@ impl<'a> TensorBinder<'a> {
         }
     }
 
+    /// Marks all tensors as used whose names `is_unused` accepts.
+    pub(crate) fn ignore_all(&mut self, is_unused: impl Fn(&str) -> bool) {
+        let unused = self.index.iter().filter(|(name, _)| is_unused(name));
+        for (_, &i) in unused {
+            self.used[i] = true;
+        }
+    }
+
     /// Returns everything bound, if every tensor of the file was used, except those whose names
     /// `may_stay` accepts.
     pub fn finish(
