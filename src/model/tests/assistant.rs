@@ -112,7 +112,7 @@ fn missing_tensors_are_named() {
 fn odd_keys_are_errors() {
     let Some([file, target]) = pair() else { return };
     const KEY: &str = "gemma4-assistant";
-    let heads = |kv: [u32; 2]| OwnedValue::from(kv.to_vec());
+    let heads = |kv: [i32; 2]| OwnedValue::from(kv.to_vec());
     let rows: [(&str, OwnedValue, &str); 12] = [
         (
             "embedding_length_out",

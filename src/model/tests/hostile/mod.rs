@@ -86,7 +86,7 @@ fn architectures() {
             (
                 "unknown",
                 |f| f.set("general.architecture", "gpt5"),
-                &["\"gpt5\"", "supported: gpt2, gpt-oss, gptneox and 83 more"],
+                &["\"gpt5\"", "supported: gpt2, gpt-oss, gptneox and 84 more"],
             ),
             (
                 "a number",
