@@ -277,7 +277,7 @@ macro_rules! code_kernels {
         /// Collects the kernels of several rows, of which a few are multiplied by codes as these
         /// are decoded.
         fn few<F: Format>() -> batch::BatchKernels {
-            let (few, few_rows): (&'static [CodeKernel], usize) = match <$simd as Simd>::FEW_ROWS {
+            let (few, few_rows): (&'static [CodeKernel], u32) = match <$simd as Simd>::FEW_ROWS {
                 0 => (&[], 0),
                 3 => (const { &[gemv::<F, 2, 2>, gemv::<F, 2, 3>] }, 3),
                 n => (const { &[gemv::<F, 2, 2>, gemv::<F, 2, 3>, gemv::<F, 2, 4>] }, n),

@@ -26,7 +26,7 @@ pub trait Simd: Copy {
     const IN_REGISTERS: bool = true;
     /// Rows up to which codes of two strips are multiplied as they are decoded, and not by way of a
     /// panel in memory, up to four at a time. 3 or more; 0 where registers hold no such sums.
-    const FEW_ROWS: usize = if Self::IN_REGISTERS { 3 } else { 0 };
+    const FEW_ROWS: u32 = if Self::IN_REGISTERS { 3 } else { 0 };
 
     unsafe fn zero() -> Self::F;
     unsafe fn set1(x: f32) -> Self::F;

@@ -48,7 +48,7 @@ pub struct BatchKernels {
     /// A pair of strips times 2 rows, 3 rows and so on.
     pub few: &'static [CodeKernel],
     /// Rows that these are taken for, at most, some of them at a time. More go by a panel.
-    pub few_rows: usize,
+    pub few_rows: u32,
     pub unpack: Unpack,
     pub multiply: unsafe fn(&Chunk),
     /// Weights and bytes of a block of one strip.
@@ -361,7 +361,7 @@ pub unsafe fn strips(
     (x, m): (&ActRow, usize),
     out: (*mut f32, usize),
 ) {
-    if m <= kernels.few_rows {
+    if m <= kernels.few_rows as usize {
         let mut row = 0;
         while row < m {
             let rows = rows_at_once(m - row);

@@ -47,7 +47,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const R: usize = 8;
     const SPREAD: usize = 2;
     // a quarter faster than by a panel at 4 rows, on a Zen 3, and an eighth at 8
-    const FEW_ROWS: usize = 8;
+    const FEW_ROWS: u32 = 8;
     type F = __m256;
     type I = __m256i;
     type Acc = [__m256i; 2];

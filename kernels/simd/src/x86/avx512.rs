@@ -23,7 +23,7 @@ impl Simd for Avx512 {
     const R: usize = 16;
     // of four rows, Q8_0 is an eighth faster than by a panel, and other types up to a twentieth; of
     // six and eight, most are up to a tenth slower
-    const FEW_ROWS: usize = 4;
+    const FEW_ROWS: u32 = 4;
     type F = __m512;
     type I = __m512i;
     type Acc = Planes;
