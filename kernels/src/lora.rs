@@ -35,7 +35,7 @@ pub struct LoraPart {
 #[derive(Clone)]
 pub enum LoraInput {
     /// (rank, columns of the matrix), with as many experts as the matrix has.
-    Matrix(Matrix),
+    Matrix(Box<Matrix>),
     /// (tokens, rank), for a table of embeddings.
     Rows(RowTable),
 }

@@ -309,7 +309,7 @@ impl Packing<'_> {
         }
         let shape = (ty, pair.experts * pair.rank, cols as usize);
         let packed = self.matrix(adapter, a, shape, pair.experts, bytes)?;
-        Ok(LoraInput::Matrix(packed))
+        Ok(LoraInput::Matrix(Box::new(packed)))
     }
 
     fn matrix(
