@@ -82,19 +82,21 @@ DEVICE void cap_scores(float (&score)[HEADS][STEPS], float cap) {
     }
 }
 
-// Lowers scores of a page with the distance of its positions from the row's own.
+// Lowers scores of a page with the distance of its positions from the row's own. Distances are exact
+// in floats, and need no registers of their own in this form.
 template <int HEADS, int STEPS, u32 GROUPS>
 DEVICE void lower_scores(float (&score)[HEADS][STEPS], const AttentionParams& p,
                          const SplitPlace& place, u32 page) {
-    const int own = static_cast<int>(p.paging.positions[place.row]);
+    const int first = static_cast<int>(page * PAGE + place.group);
+    const float own = static_cast<float>(static_cast<int>(p.paging.positions[place.row]) - first);
 #pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
-        const int distance = own - static_cast<int>(page * PAGE + s * GROUPS + place.group);
-        const float fall = static_cast<float>(distance < 0 ? -distance : distance);
+    for (int h = 0; h < HEADS; ++h) {
+        const bool there = static_cast<u32>(h) < place.n_heads;
+        const float slope = there ? p.slopes[place.first_head + h] : 0.0f;
 #pragma unroll
-        for (int h = 0; h < HEADS; ++h) {
-            if (static_cast<u32>(h) < place.n_heads)
-                score[h][s] = fmaf(-p.slopes[place.first_head + h], fall, score[h][s]);
+        for (int s = 0; s < STEPS; ++s) {
+            const float fall = fabsf(own - static_cast<float>(s * static_cast<int>(GROUPS)));
+            score[h][s] = fmaf(-slope, fall, score[h][s]);
         }
     }
 }
@@ -205,11 +207,11 @@ DEVICE void take_pages(SplitSums<HEADS>& sums, const AttentionParams& p, const S
 #pragma unroll
             for (int h = 0; h < HEADS; ++h) score[h][s] = lanes_sum<Shape::LANES>(dot(q[h], k));
         }
+        if (p.cap != 0.0f) cap_scores(score, p.cap);
+        if (p.slopes != nullptr) lower_scores<HEADS, steps, Shape::GROUPS>(score, p, place, page);
         if (number < p.paging.n_pages)
             fetch_early<Kv, DIM, Shape>(keys, all_k + start_of(number), 0, PAGE, place);
         if (place.group >= in_page) continue;
-        if (p.cap != 0.0f) cap_scores(score, p.cap);
-        if (p.slopes != nullptr) lower_scores<HEADS, steps, Shape::GROUPS>(score, p, place, page);
         bool seen[steps];
 #pragma unroll
         for (int s = 0; s < steps; ++s) {

@@ -16,7 +16,6 @@ mod rope;
 mod windows;
 
 use gguf_rs_lite::{Gguf, Value};
-use octavo_kernels::CacheLayer;
 
 use crate::arch::{Arch, Images, Spec};
 use crate::blocks::{Block, Feature};

@@ -46,8 +46,10 @@ pub(super) fn texts(ptx: &str) -> Vec<Text> {
 fn expected_mma(kernel: &str) -> usize {
     if let Some(dim) = prompt_head(kernel) {
         // 64 keys: queries in two halves take one product for each 8 keys and 16 values of a head,
-        // twice; attention weights times values take one for each 16 keys and 8 values
-        return 2 * 8 * dim / 16 + 4 * dim / 8;
+        // twice; attention weights times values take one for each 16 keys and 8 values. Two warps
+        // share heads of more than 128 values
+        let of_warp = if dim > 128 { dim / 2 } else { dim };
+        return 2 * 8 * of_warp / 16 + 4 * of_warp / 8;
     }
     if let Some([_, tokens]) = wide_tile(kernel) {
         // two slices of eight pieces, with 128 tokens at a time
