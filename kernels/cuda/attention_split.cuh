@@ -208,7 +208,9 @@ DEVICE void take_pages(SplitSums<HEADS>& sums, const AttentionParams& p, const S
             for (int h = 0; h < HEADS; ++h) score[h][s] = lanes_sum<Shape::LANES>(dot(q[h], k));
         }
         if (p.cap != 0.0f) cap_scores(score, p.cap);
-        if (p.slopes != nullptr) lower_scores<HEADS, steps, Shape::GROUPS>(score, p, place, page);
+        // four large heads leave no registers for it: `launch::attend` takes one at a time then
+        if (HEADS * DIM <= 512 && p.slopes != nullptr)
+            lower_scores<HEADS, steps, Shape::GROUPS>(score, p, place, page);
         if (number < p.paging.n_pages)
             fetch_early<Kv, DIM, Shape>(keys, all_k + start_of(number), 0, PAGE, place);
         if (place.group >= in_page) continue;

@@ -404,7 +404,9 @@ pub fn attend(kv: KvType, head_dim: usize, p: &Attention, most_splits: u32) -> [
         p.splits
     );
     let per_kv = p.heads / p.heads_kv;
-    let at_once = if per_kv == 1 { 1 } else { 4 };
+    // four large heads leave no registers for slopes
+    let is_full = head_dim > 128 && p.slopes != Ptr::NULL;
+    let at_once = if per_kv == 1 || is_full { 1 } else { 4 };
     let grid = [
         p.heads_kv * per_kv.div_ceil(at_once),
         p.paging.rows,
