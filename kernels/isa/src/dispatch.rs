@@ -274,8 +274,7 @@ macro_rules! code_kernels {
             [gemv::<F, 1, 1>, pair]
         }
 
-        /// Collects the kernels of several rows, of which a few are multiplied by codes as these
-        /// are decoded.
+        /// Collects the kernels of several rows; codes of a few are multiplied as they are decoded.
         fn few<F: Format>() -> batch::BatchKernels {
             let (few, few_rows): (&'static [CodeKernel], u32) = match <$simd as Simd>::FEW_ROWS {
                 0 => (&[], 0),
@@ -309,9 +308,7 @@ macro_rules! code_kernels {
         /// Collects the kernels that multiply codes from panels.
         pub(crate) const fn decoded<F: Format>() -> batch::BatchKernels {
             batch::BatchKernels {
-                few: &[],
-                few_rows: 0,
-                unpack: unpack::<F>,
+                few: &[], few_rows: 0, unpack: unpack::<F>,
                 multiply: match (F::GROUP, F::MIN) {
                     (16, false) => multiply_rows::<16, false>,
                     (16, true) => multiply_rows::<16, true>,

@@ -255,9 +255,10 @@ impl Best {
         let mut hole = top;
         while 2 * hole + 1 < self.n {
             let (left, right) = (2 * hole + 1, 2 * hole + 2);
-            let lower = match right < self.n && !(self.heap[right].0 > self.heap[left].0) {
-                true => right,
-                false => left,
+            // of equal scores, and where one is no number, the right one
+            let lower = match right >= self.n || self.heap[right].0 > self.heap[left].0 {
+                true => left,
+                false => right,
             };
             self.heap[hole] = self.heap[lower];
             hole = lower;

@@ -163,7 +163,7 @@ impl Content {
 /// Sets the keys of layers, and the width of Mamba 2's heads.
 fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
     let contents = contents(config)?;
-    let narrow = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    let narrow = |n: usize| i32::try_from(n).unwrap_or(i32::MAX);
     let (dense, experts) = (Content::Dense, Content::Experts);
     let width = |of: Content, key: &str| match contents.contains(&of) {
         true => config.count(key).map(narrow),
@@ -173,7 +173,7 @@ fn keys(config: &Config, view: &mut View) -> Result<(), Error> {
         width(dense, "intermediate_size")?,
         width(experts, "moe_intermediate_size")?,
     ];
-    let of_layers = |count: &dyn Fn(Content) -> u32| -> Vec<u32> {
+    let of_layers = |count: &dyn Fn(Content) -> i32| -> Vec<i32> {
         contents.iter().map(|content| count(*content)).collect()
     };
     let heads_kv = narrow(config.heads_kv);

@@ -76,6 +76,7 @@ pub struct FeedForward {
 
 /// The feed-forward part of a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "a few hundred bytes a layer")]
 pub enum Ffn {
     /// One dense block for all tokens.
     Dense(FeedForward),

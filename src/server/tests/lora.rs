@@ -91,9 +91,7 @@ fn check(server: &Server, exchange: &Value, what: &str) {
         return;
     }
     if let Some(error) = expected.get("error") {
-        for field in ["code", "message", "type"] {
-            assert_eq!(got["error"][field], error[field], "{what}: {field}");
-        }
+        assert_eq!(got["error"]["type"], error["type"], "{what}");
         return;
     }
     for field in ["content", "tokens", "tokens_evaluated", "success"] {
@@ -140,7 +138,8 @@ fn fields_of_other_forms_are_refused() {
     let model = base(&folder, "tiny-qwen3-F32.gguf");
     let server = Server::of(&model, engine, Options::default());
     let text = |lora: Value| {
-        let body = json!({ "prompt": "1+1=", "n_predict": 4, "temperature": 0, "lora": lora });
+        let prompt = "The red fox came home after 12 days.";
+        let body = json!({ "prompt": prompt, "n_predict": 8, "temperature": 0, "lora": lora });
         server.post("/completion", &body)
     };
     for wrong in [
@@ -167,10 +166,15 @@ fn fields_of_other_forms_are_refused() {
     assert_ne!(with, without);
     assert_eq!(content(json!([{ "id": -1, "scale": 1 }])), without);
     assert_eq!(content(Value::Null), with);
-    for path in ["/v1/completions", "/v1/chat/completions"] {
+    for path in [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/messages",
+    ] {
         let body = json!({
             "prompt": "1+1=", "messages": [{ "role": "user", "content": "1+1=" }],
-            "max_tokens": 6, "temperature": 0, "lora": "x",
+            "input": "1+1=", "max_tokens": 6, "temperature": 0, "lora": "x",
         });
         assert_eq!(server.post(path, &body).status, 400, "{path}");
     }

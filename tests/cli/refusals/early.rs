@@ -54,7 +54,9 @@ fn files_of_options_are_looked_for_before_the_model() {
             let beside: &[&str] = match option.as_str() {
                 "--image" => &["--mmproj", "/etc/hosts"],
                 "--system-file" | "--chat-template" if common[0] == "run" => &["--chat"],
-                "--against" if common[0] == "perplexity" => &["-f", "/etc/hosts"],
+                "--against" | "--lora" | "--control-vector" if common[0] == "perplexity" => {
+                    &["-f", "/etc/hosts"]
+                }
                 "--also" if common[0] == "perplexity" => {
                     &["-f", "/etc/hosts", "--against", "/etc/hosts"]
                 }

@@ -187,7 +187,7 @@ fn an_adapter_begins_at_its_invocation_as_in_llama_cpp() {
     };
     let base = folder.base(case["base"].as_str().expect("a file"));
     for isa in Isa::available() {
-        let engine = load(&base, &options(isa, &[file.clone()]));
+        let engine = load(&base, &options(isa, std::slice::from_ref(&file)));
         let ours = logits(&engine, &tokens, Phase::Prefill);
         let error = |name: &str| {
             let rows = recorded(&golden, name);
