@@ -280,7 +280,7 @@ struct PromptSums {
     }
 };
 
-// What a block works on, and what is left of its queries: the two of which a lane has scores.
+// The tile that a block computes, and the two of its queries that a lane has scores of.
 template <class Kv, int DIM>
 struct PromptBlock {
     const AttentionParams& p;

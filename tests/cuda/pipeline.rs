@@ -69,7 +69,7 @@ fn logits_have_the_bits_of_one_device() {
     }
 }
 
-/// What a device computes behind logits, taps, rows of a prompt without outputs, and pages.
+/// Logits, taps, rows of a prompt without outputs, and pages are those of a single GPU.
 #[test]
 fn steps_of_every_kind_go_through_all_devices() {
     let model = small("qwen3");

@@ -5,7 +5,7 @@ use crate::cuda::{Device, Error, launch};
 use crate::op::RowSet;
 use crate::program::Step;
 
-/// What a step computes behind its outputs.
+/// Values that a step computes from its logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Want {
     /// Nothing.

@@ -84,7 +84,7 @@ fn the_largest_are_in_the_order_of_the_sampler() {
     }
 }
 
-/// As many as one block sorts of all parts, whatever the vocabulary.
+/// The number of candidates follows from the length of a row, and is 256 at most.
 #[test]
 fn large_vocabularies_have_enough_of_them() {
     for (n, most) in [(0, 0), (7, 7), (32_000, 256), (151_936, 107), (262_144, 64)] {
