@@ -5,7 +5,7 @@ use std::{fs, io};
 
 use sha2::{Digest, Sha256};
 
-use super::{Error, HEADERS, Module};
+use super::{Error, Module};
 
 /// Source of a kernel image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,22 +49,7 @@ impl Cache {
 
     /// Returns the file of a module compiled by this compiler with its options.
     pub fn path(&self, module: Module, compiler: &str) -> PathBuf {
-        let mut hash = Sha256::new();
-        let (file, text) = module.file();
-        let defines = module.defines().into_iter();
-        let defines: Vec<String> = defines
-            .map(|(name, value)| format!("{name}={value}"))
-            .collect();
-        let defines = defines.join(" ");
-        let parts = [compiler, &defines, file, text]
-            .into_iter()
-            .chain(HEADERS.iter().flat_map(|h| [h.0, h.1]));
-        for part in parts {
-            // hash the length too, so that no two lists of parts collide
-            hash.update((part.len() as u64).to_le_bytes());
-            hash.update(part);
-        }
-        let name: String = hash.finalize().iter().map(|b| format!("{b:02x}")).collect();
+        let name = inputs_hash(module, compiler);
         self.dir.join(format!("{name}.cubin"))
     }
 
@@ -95,6 +80,27 @@ impl Cache {
 }
 
 /// Reads an image, if it is undamaged.
+/// Returns the SHA-256 hash, in hexadecimal digits, of all that a module's code is made from: its
+/// sources and macros, and the compiler with its options, as [`Nvrtc::key`] gives it.
+///
+/// [`Nvrtc::key`]: super::nvrtc::Nvrtc::key
+pub fn inputs_hash(module: Module, compiler: &str) -> String {
+    let mut hash = Sha256::new();
+    let defines = module.defines().into_iter();
+    let defines: Vec<String> = defines
+        .map(|(name, value)| format!("{name}={value}"))
+        .collect();
+    let defines = defines.join(" ");
+    let sources = module.sources().into_iter();
+    let parts = [compiler, &defines].into_iter();
+    for part in parts.chain(sources.flat_map(|(name, text)| [name, text])) {
+        // hash the length too, so that no two lists of parts collide
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
+}
+
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = fs::read(path).ok()?;
     let at = bytes.len().checked_sub(HASH)?;

@@ -29,7 +29,7 @@ pub mod shim;
 pub mod standin;
 mod toolkits;
 
-pub use cache::{Cache, Delivered};
+pub use cache::{Cache, Delivered, inputs_hash};
 pub use driver::{Gpu, RESERVED};
 pub use exec::{Candidates, Executor, HostExecutor, Limits, MAX_RETAINED, Needs, Setup, Source};
 pub use gpus::{GpuInfo, gpus};

@@ -214,6 +214,25 @@ impl Module {
         }]
     }
 
+    /// Returns the names and texts of its source file and of all headers that this includes, by
+    /// way of others too.
+    pub fn sources(self) -> Vec<(&'static str, &'static str)> {
+        let mut sources = vec![self.file()];
+        let mut read = 0;
+        while let Some((_, text)) = sources.get(read).copied() {
+            read += 1;
+            for name in included(text) {
+                if sources.iter().any(|source| source.0 == name) {
+                    continue;
+                }
+                let headers = HEADERS.iter();
+                let of_ours = headers.map(|(header, text)| (*header, *text));
+                sources.extend(of_ours.filter(|header| header.0 == name));
+            }
+        }
+        sources
+    }
+
     /// Returns the names and values of the macros that specialize it.
     pub fn defines(self) -> Vec<(&'static str, String)> {
         let part = match self {
@@ -245,6 +264,17 @@ impl Module {
     }
 }
 
+/// Returns the names that `#include "NAME"` lines of a source give.
+fn included(text: &str) -> impl Iterator<Item = &str> {
+    let names = text.lines().filter_map(|line| {
+        let rest = line.trim_start().strip_prefix('#')?;
+        rest.trim_start().strip_prefix("include")
+    });
+    names
+        .filter_map(|rest| rest.trim().strip_prefix('"')?.split_once('"'))
+        .map(|(name, _)| name)
+}
+
 impl fmt::Display for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.file().0)?;
@@ -257,6 +287,29 @@ impl fmt::Display for Module {
 mod tests {
     use super::super::launch::NO_KV_TYPE;
     use super::*;
+
+    #[test]
+    fn every_included_header_is_among_the_sources() {
+        for module in Module::all() {
+            let sources = module.sources();
+            let names: Vec<&str> = sources.iter().map(|(name, _)| *name).collect();
+            for (name, text) in &sources {
+                for header in included(text) {
+                    assert!(names.contains(&header), "{name} includes {header}");
+                }
+            }
+        }
+        let names = |module: Module| -> Vec<&str> {
+            module.sources().iter().map(|(name, _)| *name).collect()
+        };
+        assert_eq!(names(Module::Probe), ["probe.cu", "compat.cuh"]);
+        // by way of embed.cuh
+        assert!(names(Module::Embed(TensorType::Q4_K)).contains(&"formats.cuh"));
+        assert_eq!(
+            included("# include \"a.cuh\"\n//#include \"b\"\n").count(),
+            1
+        );
+    }
 
     /// Parts of the sources have the kernels that launches look for there.
     #[test]

@@ -1,7 +1,9 @@
 //! `cargo xtask nvrtc`: compiles every CUDA kernel for some of the architectures, with the oldest
 //! and the newest compiler.
 
+mod check;
 mod ptx;
+mod record;
 mod sass;
 
 use std::collections::BTreeMap;
@@ -16,10 +18,15 @@ use clap::Args;
 use octavo_kernels::cuda::Module;
 use octavo_kernels::cuda::nvrtc::Nvrtc;
 
+use check::{Compiled, Usage, compile};
+use record::{Facts, Record};
+
 /// Compile every CUDA kernel with two versions of NVRTC; no GPU needed
 ///
 /// A kernel of one weight format or head size is compiled for two of the five pairs of compiler
-/// and architecture, a different two for each; if OCTAVO_FULL is set, for all five.
+/// and architecture, a different two for each; if OCTAVO_FULL is set, for all five. Those that
+/// tools/bench/nvrtc.csv records with the same sources, options and checks are not compiled again,
+/// except one of 16 of them, other ones at every commit, and all with --again, --list or --only.
 ///
 /// Fails on warnings, on kernels that need too many registers, and on PTX with other matrix
 /// products or read-only loads than the sources ask for. Downloads the compilers from PyPI the
@@ -32,6 +39,12 @@ pub(crate) struct NvrtcArgs {
     /// List every kernel's registers, and the longest runs of its machine code between two branches
     #[arg(long)]
     list: bool,
+    /// Compile also those recorded as right
+    #[arg(long)]
+    again: bool,
+    /// Write the record, tools/bench/nvrtc.csv, if all are right
+    #[arg(long, conflicts_with = "only")]
+    record: bool,
     /// Only compilations with all of these words in their names, such as "13.0 sm_90a gemv.cu Q4_K"
     #[arg(long, value_name = "WORDS")]
     only: Option<String>,
@@ -77,56 +90,6 @@ const COMPILERS: [Compiler; 2] = [
     },
 ];
 
-/// Resources of one kernel.
-#[derive(Debug, PartialEq, Eq)]
-struct Usage {
-    kernel: String,
-    registers: u32,
-    /// Bytes of local memory (register spills).
-    local: u32,
-    /// Facts of its machine code, if examined.
-    code: Option<sass::Code>,
-}
-
-/// Strips the predicate from an instruction: `@!P0 LDG R4` is `LDG R4`.
-fn unpredicated(line: &str) -> &str {
-    match line.strip_prefix('@') {
-        Some(rest) => rest
-            .split_once(' ')
-            .map_or("", |(_, rest)| rest.trim_start()),
-        None => line,
-    }
-}
-
-/// Returns rows and tokens per tile of `wide_gemm_Q4_K_128_256`; `None` for other kernels.
-fn wide_tile(kernel: &str) -> Option<[usize; 2]> {
-    let mut sizes = kernel.strip_prefix("wide_gemm_")?.rsplit('_');
-    let tokens = sizes.next()?.parse().ok()?;
-    Some([sizes.next()?.parse().ok()?, tokens])
-}
-
-/// Returns products per unit of a warp for `imma_Q4_K_64_16` and `expert_imma_Q4_K_64_16`; `None`
-/// for other kernels.
-fn imma_products(kernel: &str) -> Option<usize> {
-    let kernel = kernel.strip_prefix("expert_").unwrap_or(kernel);
-    let mut parts = kernel.strip_prefix("imma_")?.rsplitn(3, '_');
-    let mut size = || parts.next()?.parse::<usize>().ok();
-    let (columns, rows) = (size()?, size()?);
-    // each half of a unit has its own product where it has its own scale
-    let halves = match parts.next()? {
-        "Q2_K" | "Q3_K" | "Q6_K" | "NVFP4" | "IQ2_XS" | "IQ2_S" | "IQ1_M" => 2,
-        _ => 1,
-    };
-    // high and low bytes of tiles of 16 rows and 8 columns
-    Some(2 * halves * rows / 16 * columns / 8)
-}
-
-/// Returns the head size of `attend_prompt_128_F16`; `None` for other kernels.
-fn prompt_head(kernel: &str) -> Option<usize> {
-    let (dim, _) = kernel.strip_prefix("attend_prompt_")?.split_once('_')?;
-    dim.parse().ok()
-}
-
 /// Path of NVIDIA's disassembler, as installed by `tools/get_nvrtc.sh`.
 const NVDISASM: &str = "13.5/nvidia/cu13/bin/nvdisasm";
 
@@ -147,11 +110,12 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
         ));
     }
     let started = Instant::now();
-    let results = compile_all(&compilers, &jobs, &args.dir.join(NVDISASM));
+    let mut record = Record::read(Path::new(record::PATH))?;
+    let taken = not_recorded(args, &compilers, &record, &jobs);
+    let results = compile_all(&compilers, &taken, &args.dir.join(NVDISASM));
     let mut wrong: Vec<String> = Vec::new();
-    let mut lanes: BTreeMap<(usize, &str), (usize, u32, usize)> = BTreeMap::new();
     let mut all: Vec<(usize, &str, Usage)> = Vec::new();
-    for ((compiler, _, arch), result) in results {
+    for (job, result) in results {
         let (usages, bytes) = match result {
             Ok(done) => done,
             Err(error) => {
@@ -159,27 +123,24 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
                 continue;
             }
         };
-        let lane = lanes.entry((compiler, arch)).or_default();
-        lane.0 += usages.len();
-        lane.1 = usages
-            .iter()
-            .map(|u| u.registers)
-            .max()
-            .unwrap_or(0)
-            .max(lane.1);
-        lane.2 += bytes;
-        all.extend(usages.into_iter().map(|usage| (compiler, arch, usage)));
+        let facts = facts(&usages, bytes);
+        let inputs = record::inputs(&compilers[job.0], job);
+        match record.facts(job, &inputs) {
+            Some(before) if *before != facts => wrong.push(format!(
+                "{} {} {}: {} has {before:?}, but now it is {facts:?}",
+                COMPILERS[job.0].name,
+                job.2,
+                job.1,
+                record::PATH
+            )),
+            _ => record.set(job, inputs, facts),
+        }
+        all.extend(usages.into_iter().map(|usage| (job.0, job.2, usage)));
     }
     if args.list {
         print_registers(&mut all);
     }
-    for ((compiler, arch), (kernels, registers, bytes)) in &lanes {
-        let (version, kib) = (COMPILERS[*compiler].name, bytes >> 10);
-        println!(
-            "NVRTC {version} {arch}: {kernels} kernels, at most {registers} registers, no spills, \
-             {kib} KiB of code"
-        );
-    }
+    print_lanes(&compilers, &record, &jobs);
     for error in &wrong {
         eprintln!("{error}");
     }
@@ -187,15 +148,70 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
         return Err(format!(
             "{} of {} modules are not as they should be",
             wrong.len(),
-            jobs.len()
+            taken.len()
         ));
     }
-    let (modules, seconds) = (jobs.len(), started.elapsed().as_secs_f64());
+    if args.record {
+        record.retain(&jobs);
+        record.write(Path::new(record::PATH))?;
+    }
+    let (modules, seconds) = (taken.len(), started.elapsed().as_secs_f64());
     println!(
-        "{} kernels in {modules} modules compiled in {seconds:.1} s",
-        all.len()
+        "{} kernels in {modules} modules compiled in {seconds:.1} s; {} modules are in {}",
+        all.len(),
+        jobs.len() - modules,
+        record::PATH
     );
     Ok(())
+}
+
+/// Returns the compilations that are not in the record, and the sample of those that are.
+fn not_recorded(args: &NvrtcArgs, compilers: &[Nvrtc], record: &Record, jobs: &[Job]) -> Vec<Job> {
+    if args.again || args.list || args.only.is_some() {
+        return jobs.to_vec();
+    }
+    let commit = record::commit();
+    let is_taken = |job: &Job| {
+        let inputs = record::inputs(&compilers[job.0], *job);
+        record.facts(*job, &inputs).is_none() || record::is_sampled(&inputs, &commit)
+    };
+    jobs.iter().copied().filter(is_taken).collect()
+}
+
+fn facts(usages: &[Usage], bytes: usize) -> Facts {
+    Facts {
+        kernels: usages.len(),
+        registers: usages.iter().map(|u| u.registers).max().unwrap_or(0),
+        bytes,
+    }
+}
+
+/// Prints a line for each compiler and architecture: the kernels found right, now or before.
+fn print_lanes(compilers: &[Nvrtc], record: &Record, jobs: &[Job]) {
+    let mut lanes: BTreeMap<(usize, &str), Facts> = BTreeMap::new();
+    for job in jobs {
+        let inputs = record::inputs(&compilers[job.0], *job);
+        let Some(facts) = record.facts(*job, &inputs) else {
+            continue;
+        };
+        let lane = lanes.entry((job.0, job.2)).or_insert(Facts {
+            kernels: 0,
+            registers: 0,
+            bytes: 0,
+        });
+        lane.kernels += facts.kernels;
+        lane.registers = lane.registers.max(facts.registers);
+        lane.bytes += facts.bytes;
+    }
+    for ((compiler, arch), lane) in &lanes {
+        println!(
+            "NVRTC {} {arch}: {} kernels, at most {} registers, no spills, {} KiB of code",
+            COMPILERS[*compiler].name,
+            lane.kernels,
+            lane.registers,
+            lane.bytes >> 10
+        );
+    }
 }
 
 /// Opens the newest compiler, which is fetched into `dir` the first time.
@@ -234,9 +250,6 @@ fn targets(module: Module) -> Vec<(usize, &'static str)> {
     let wide = matches!(module, Module::WideGemm(..));
     all.filter(|(_, arch)| !wide || *arch == "sm_90a").collect()
 }
-
-/// Resources of a module's kernels and the code size in bytes, or the compiler's message.
-type Compiled = Result<(Vec<Usage>, usize), String>;
 
 /// Compiles with one thread per CPU; results come in order of completion.
 fn compile_all(compilers: &[Nvrtc], jobs: &[Job], nvdisasm: &Path) -> Vec<(Job, Compiled)> {
@@ -287,93 +300,6 @@ fn open(dir: &Path, compiler: &Compiler) -> Result<Nvrtc, String> {
     }
 }
 
-/// Compiles a module; returns the resources of every kernel and the code size, or an error for any
-/// warning or fault.
-fn compile(nvrtc: &Nvrtc, (compiler, module, arch): Job, nvdisasm: &Path) -> Compiled {
-    let compiled = nvrtc
-        .compile(module, arch)
-        .map_err(|error| error.to_string())?;
-    let (major, minor) = nvrtc.version();
-    let named = |what: String| format!("{module}, NVRTC {major}.{minor}, {arch}: {what}");
-    if let Some(line) = compiled.log.lines().find(|line| line.contains("warning")) {
-        return Err(named(line.trim().to_owned()));
-    }
-    let mut usages = usages(&compiled.log);
-    if usages.is_empty() {
-        return Err(named(
-            "the compiler did not say what registers it used".to_owned(),
-        ));
-    }
-    let local: Vec<String> = usages
-        .iter()
-        .filter(|u| u.local > 0)
-        .map(|u| format!("{} {}", u.kernel, u.local))
-        .collect();
-    if !local.is_empty() {
-        return Err(named(format!(
-            "bytes in local memory: {}",
-            local.join(", ")
-        )));
-    }
-    let faults = ptx::faults(&compiled.ptx);
-    if !faults.is_empty() {
-        return Err(named(faults.join("; ")));
-    }
-    if COMPILERS[compiler].looked_at == arch {
-        let codes = sass::disassemble(nvdisasm, &compiled.cubin).map_err(&named)?;
-        let faults: Vec<String> = codes.iter().filter_map(sass::fault).collect();
-        if !faults.is_empty() {
-            return Err(named(faults.join("; ")));
-        }
-        for usage in &mut usages {
-            usage.code = codes
-                .iter()
-                .find(|code| code.kernel == usage.kernel)
-                .cloned();
-            if usage.code.is_none() {
-                return Err(named(format!("{} was not disassembled", usage.kernel)));
-            }
-        }
-    }
-    Ok((usages, compiled.cubin.len()))
-}
-
-/// Parses ptxas' report: for each function a line with its name, one with its stack and spills, one
-/// with its registers.
-fn usages(log: &str) -> Vec<Usage> {
-    let mut all: Vec<Usage> = Vec::new();
-    for line in log.lines() {
-        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
-            let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
-            all.push(Usage {
-                kernel,
-                registers: 0,
-                local: 0,
-                code: None,
-            });
-        }
-        let Some(usage) = all.last_mut() else {
-            continue;
-        };
-        let before = |what: &str| {
-            let (head, _) = line.split_once(what)?;
-            head.trim_end()
-                .rsplit(|c: char| !c.is_ascii_digit())
-                .next()?
-                .parse::<u32>()
-                .ok()
-        };
-        let parts = [
-            "bytes stack frame",
-            "bytes spill stores",
-            "bytes spill loads",
-        ];
-        usage.local += parts.iter().filter_map(|what| before(what)).sum::<u32>();
-        usage.registers = before("registers").unwrap_or(usage.registers);
-    }
-    all
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -383,6 +309,8 @@ mod tests {
         let args = NvrtcArgs {
             dir: PathBuf::new(),
             list: false,
+            again: false,
+            record: false,
             only: None,
         };
         let jobs = selected_jobs(&args);
@@ -396,30 +324,5 @@ mod tests {
                 assert!(jobs.iter().any(is_there), "{file} for {target:?}");
             }
         }
-    }
-
-    #[test]
-    fn a_report_is_read_function_by_function() {
-        let log = "\
-ptxas info    : 0 bytes gmem
-ptxas info    : Compiling entry function 'clean' for 'sm_90'
-ptxas info    : Function properties for clean
-    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
-ptxas info    : Used 56 registers, used 0 barriers
-ptxas info    : Compiling entry function 'spills' for 'sm_90'
-ptxas info    : Function properties for spills
-    16 bytes stack frame, 12 bytes spill stores, 8 bytes spill loads
-ptxas info    : Used 255 registers, used 1 barriers, 424 bytes cmem[0]";
-        let usage = |kernel: &str, registers, local| Usage {
-            kernel: kernel.to_owned(),
-            registers,
-            local,
-            code: None,
-        };
-        assert_eq!(
-            usages(log),
-            [usage("clean", 56, 0), usage("spills", 255, 36)]
-        );
-        assert!(usages("").is_empty());
     }
 }

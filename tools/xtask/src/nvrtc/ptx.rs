@@ -1,7 +1,7 @@
 //! Invariants of the kernels' PTX, whatever later changes do to their sources: matrix units used
 //! where intended, no local memory, and non-coherent loads only of data that no kernel writes.
 
-use super::{imma_products, prompt_head, unpredicated, wide_tile};
+use super::check::{imma_products, prompt_head, unpredicated, wide_tile};
 
 /// Facts of one kernel's PTX.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{imma_products, prompt_head, unpredicated, wide_tile};
+use super::check::{imma_products, prompt_head, unpredicated, wide_tile};
 
 /// Facts of one kernel's machine code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
