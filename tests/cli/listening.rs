@@ -35,6 +35,21 @@ fn program(args: &[&str]) -> Child {
         .expect("the program runs")
 }
 
+/// Begins the program with the default action of SIGHUP, which it would otherwise inherit: under
+/// nohup it ignores that signal.
+fn with_hangups(args: &[&str]) -> Child {
+    Command::new("env")
+        .args([
+            "--default-signal=HUP",
+            env!("CARGO_BIN_EXE_octavo"),
+            "serve",
+        ])
+        .args(args)
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("env runs")
+}
+
 fn signal(child: &Child, name: &str) {
     let killed = Command::new("kill")
         .args([name, &child.id().to_string()])
@@ -185,7 +200,7 @@ fn a_certificate_is_read_again_on_sighup() {
         "--ssl-key-file",
         &key,
     ];
-    let mut child = program(&args);
+    let mut child = with_hangups(&args);
     let (place, mut lines) = ready(&mut child);
     assert!(place.starts_with("https://127.0.0.1:"), "{place}");
     let mut next = |child: &Child| {
