@@ -4,6 +4,7 @@
 mod counters;
 mod disk;
 mod llama;
+mod text_format;
 
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::Registry;
 
 use crate::registry::{Registry as ModelRegistry, Status};
+pub(crate) use text_format::in_text_format;
 
 /// Metric name prefixes: ours, and vLLM's.
 const OURS: &str = "octavo_";

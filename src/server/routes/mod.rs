@@ -153,7 +153,7 @@ pub(crate) fn router(server: &Arc<Server>) -> Router {
         .route("/models/unload", orders(server, models::unload))
         .route("/ready", shows(server, Guard::Open, status::ready))
         .route("/live", shows(server, Guard::Open, status::live))
-        .route("/metrics", shows(server, Guard::Key, status::metrics))
+        .route("/metrics", metrics(server))
         .route(
             "/",
             get(|asked: HeaderMap| async move { page::index(&asked) }),
@@ -379,6 +379,16 @@ where
     R: Future<Output = Result<Response<Body>, ApiError>> + Send,
 {
     get(queried(server, guard, move |server, _| handler(server)))
+}
+
+/// Routes requests for the metrics, in a format that the client accepts.
+fn metrics(server: &Arc<Server>) -> MethodRouter {
+    let server = Arc::clone(server);
+    get(move |request: Request| async move {
+        check(&server, Guard::Key, &request)
+            .and_then(|_| status::metrics(&server, request.headers()))
+            .into_response()
+    })
 }
 
 /// Handles requests about the server that have a query.

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{Response, header};
+use axum::http::{HeaderMap, Response, header};
 use serde_json::json;
 
 use crate::error::ApiError;
 use crate::http::json_response;
+use crate::metrics::in_text_format;
 use crate::model::Model;
 use crate::server::Server;
 
@@ -56,12 +57,25 @@ fn fault(server: &Server) -> Option<String> {
     fixed.filter_map(|state| state.loaded.flatten()).next()
 }
 
-/// Returns the metrics for Prometheus.
-pub(crate) async fn metrics(server: Arc<Server>) -> Result<Response<Body>, ApiError> {
+/// Returns the metrics for Prometheus: as OpenMetrics if the client accepts it, as Prometheus does,
+/// or else in Prometheus' own text format.
+pub(crate) fn metrics(server: &Server, asked: &HeaderMap) -> Result<Response<Body>, ApiError> {
+    let accepts = asked.get_all(header::ACCEPT).iter();
+    let mut accepts = accepts.filter_map(|value| value.to_str().ok());
+    let is_open = accepts.any(|value| value.contains("application/openmetrics-text"));
     let text = server.metrics.encode(&server.registry);
     let text = text.map_err(|_| ApiError::server("the numbers cannot be written"))?;
+    let (text, kind) = match is_open {
+        true => (
+            text,
+            "application/openmetrics-text; version=1.0.0; charset=utf-8",
+        ),
+        false => (
+            in_text_format(&text),
+            "text/plain; version=0.0.4; charset=utf-8",
+        ),
+    };
     let mut response = Response::new(Body::from(text));
-    let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     let kind = header::HeaderValue::from_static(kind);
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, kind);
