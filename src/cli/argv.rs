@@ -1,5 +1,5 @@
-//! Rewrites llama.cpp's options before clap sees them: those of the same meaning become ours,
-//! others are refused with a reason. clap knows no option of one dash and several letters, and
+//! Rewrites llama.cpp's options before clap sees them: those of the same meaning become ours, those
+//! that ask for what is so anyway are left out, others are refused with a reason. clap knows no option of one dash and several letters, and
 //! would take `-fa` for `-f a`, `-hf` for `-h -f`.
 
 mod llama;
@@ -12,8 +12,16 @@ use clap::Command;
 use super::failure::Failure;
 use llama::{Here, OPTIONS};
 
-/// End of the reason of a refused option whose effect is always there.
-pub(super) const LEAVE_OUT: &str = "leave it out";
+/// Our spelling of an option.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Spelling {
+    /// Ours, of an option that may be llama.cpp's.
+    Ours(String),
+    /// None, since llama.cpp's option asks for what is so anyway.
+    LeftOut,
+    /// None, since neither program has such an option.
+    Unknown,
+}
 
 /// Replaces llama.cpp's spellings where an option can stand; `command` has ours.
 pub(super) fn expand(
@@ -22,7 +30,9 @@ pub(super) fn expand(
 ) -> Result<Vec<OsString>, Failure> {
     let mut own = command;
     let mut expanded = Vec::new();
-    let mut args = args.enumerate();
+    // where --batch-size was given, and whether --ubatch-size was
+    let (mut logical, mut has_physical) = (Vec::new(), false);
+    let mut args = args.enumerate().peekable();
     while let Some((i, arg)) = args.next() {
         let Some(text) = arg.to_str().filter(|text| i > 0 && !text.is_empty()) else {
             expanded.push(arg);
@@ -40,34 +50,77 @@ pub(super) fn expand(
             expanded.push(arg);
             continue;
         }
-        let arg = replaced(own, text)?.unwrap_or_else(|| text.to_owned());
+        let arg = match replaced(own, text)? {
+            Spelling::Ours(ours) => ours,
+            Spelling::Unknown => text.to_owned(),
+            Spelling::LeftOut => {
+                // its value goes with it
+                args.next_if(|(_, next)| is_value_of(text, next));
+                continue;
+            }
+        };
         let takes_next = takes_next(own, &arg);
+        match name(text) {
+            "-b" | "--batch-size" => logical.push(expanded.len()..expanded.len() + 2),
+            "-ub" | "--ubatch-size" => has_physical = true,
+            _ => {}
+        }
         expanded.push(arg.into());
         if takes_next {
             expanded.extend(args.next().map(|(_, value)| value));
         }
     }
+    // the size of a step is the physical one, where llama.cpp is told both
+    if has_physical {
+        for range in logical.into_iter().rev() {
+            let has_value = expanded[range.start]
+                .to_str()
+                .is_some_and(|arg| arg.contains('='));
+            let end = if has_value {
+                range.start + 1
+            } else {
+                range.end
+            };
+            expanded.drain(range.start..end.min(expanded.len()));
+        }
+    }
     Ok(expanded)
 }
 
-/// Returns our spelling of a llama.cpp option; `None` if it is not one, or if the command has an
-/// option of that name.
-fn replaced(command: &Command, text: &str) -> Result<Option<String>, Failure> {
+/// Returns the name of an option, without a value behind `=`.
+fn name(text: &str) -> &str {
+    text.split_once('=').map_or(text, |(name, _)| name)
+}
+
+/// Returns whether this is the value of an option that is left out.
+fn is_value_of(option: &str, next: &OsString) -> bool {
+    let found = OPTIONS.iter().find(|(names, _)| names.contains(&option));
+    let has_value = found.is_some_and(|(_, here)| matches!(here, Here::AlwaysOf));
+    let is_value = |next: &str| {
+        matches!(next, "on" | "off" | "auto" | "true" | "false") || next.parse::<f64>().is_ok()
+    };
+    has_value && next.to_str().is_some_and(is_value)
+}
+
+/// Returns our spelling of a llama.cpp option; it is unknown if it is not one, or if the command has
+/// an option of that name.
+fn replaced(command: &Command, text: &str) -> Result<Spelling, Failure> {
     let (name, value) = match text.split_once('=') {
         Some((name, value)) => (name, Some(value)),
         None => (text, None),
     };
     if has(command, name) {
-        return Ok(None);
+        return Ok(Spelling::Unknown);
     }
     let Some((_, here)) = OPTIONS.iter().find(|(names, _)| names.contains(&name)) else {
-        return Ok(None);
+        return Ok(Spelling::Unknown);
     };
     match here {
-        Here::Is(ours) if has(command, ours) => Ok(Some(match value {
+        Here::Is(ours) if has(command, ours) => Ok(Spelling::Ours(match value {
             Some(value) => format!("{ours}={value}"),
             None => (*ours).to_owned(),
         })),
+        Here::Always | Here::AlwaysOf => Ok(Spelling::LeftOut),
         Here::Is(_) if command.get_name() == "octavo" => Err(Failure::Usage(format!(
             "octavo has no {name} before its command (see --help)"
         ))),
@@ -79,13 +132,13 @@ fn replaced(command: &Command, text: &str) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Returns our spelling of an option, which may be llama.cpp's; `None` if it is neither.
+/// Returns our spelling of an option, which may be llama.cpp's.
 ///
 /// # Errors
 /// The reason why an option of llama.cpp has no counterpart.
-pub(super) fn spelled(command: &Command, name: &str) -> Result<Option<String>, Failure> {
+pub(super) fn spelled(command: &Command, name: &str) -> Result<Spelling, Failure> {
     match has(command, name) {
-        true => Ok(Some(name.to_owned())),
+        true => Ok(Spelling::Ours(name.to_owned())),
         false => replaced(command, name),
     }
 }
@@ -179,6 +232,23 @@ mod tests {
             ("octavo run -sys -ctk", "octavo run --system -ctk"),
             ("octavo run -ngl 20", "octavo run --gpu-layers 20"),
             ("octavo run -ub=64", "octavo run --batch-size=64"),
+            (
+                "octavo run -b 2048 -ub 64 -c 9",
+                "octavo run --batch-size 64 -c 9",
+            ),
+            (
+                "octavo run -ub 64 --batch-size=2048 -c 9",
+                "octavo run --batch-size 64 -c 9",
+            ),
+            ("octavo run -b 2048", "octavo run -b 2048"),
+            ("octavo run -fa", "octavo run"),
+            ("octavo run -fa on -p x", "octavo run -p x"),
+            ("octavo run -fa -p on", "octavo run -p on"),
+            ("octavo run --flash-attn=off -cram -1", "octavo run"),
+            (
+                "octavo serve m.gguf --jinja --metrics -cb 1",
+                "octavo serve m.gguf 1",
+            ),
             ("octavo run -r x", "octavo run --stop x"),
             (
                 "octavo run -hf u/r -hff x",
@@ -195,9 +265,8 @@ mod tests {
     #[test]
     fn what_llama_cpp_has_and_octavo_has_not_is_refused_by_its_name() {
         for (line, says) in [
-            ("octavo run -fa", "octavo has no -fa: attention"),
-            ("octavo run -fa on", "octavo has no -fa: attention"),
-            ("octavo run --flash-attn=on", "octavo has no --flash-attn: "),
+            ("octavo run -nkvo", "octavo has no -nkvo: --gpu-layers"),
+            ("octavo run --no-jinja=on", "octavo has no --no-jinja: "),
             (
                 "octavo -hf org/model",
                 "octavo has no -hf before its command",
@@ -208,7 +277,7 @@ mod tests {
             ),
             ("octavo run m.gguf -no-cnv", "octavo has no -no-cnv: "),
             ("octavo run m.gguf -tb 4", "octavo has no -tb: -t N"),
-            ("octavo serve --jinja", "octavo has no --jinja: "),
+            ("octavo serve --no-jinja", "octavo has no --no-jinja: "),
             ("octavo -ngl 3", "octavo has no -ngl before its command"),
             ("octavo tokenize -ngl 3", "octavo tokenize has no -ngl"),
         ] {
@@ -226,7 +295,7 @@ mod tests {
         let command = command();
         let ours = OPTIONS.iter().filter_map(|(_, here)| match here {
             Here::Is(ours) => Some(*ours),
-            Here::No(_) => None,
+            Here::Always | Here::AlwaysOf | Here::No(_) => None,
         });
         for ours in ours {
             let known = command.get_subcommands().any(|sub| has(sub, ours));

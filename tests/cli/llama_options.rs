@@ -1,4 +1,5 @@
-//! llama.cpp's options: accepted if they mean the same here, else refused with a reason.
+//! llama.cpp's options: accepted if they mean the same here, or what is so anyway, else refused
+//! with a reason.
 
 use super::{bad, good};
 
@@ -10,6 +11,17 @@ fn its_spellings_are_taken_where_the_meaning_is_ours() {
         &["--ubatch-size", "64", "-nr"],
         &["-ctk", "f16", "-ctv", "f16", "--threads", "1"],
         &["--ctx-size", "256", "-ngl", "0"],
+        &[
+            "-fa",
+            "on",
+            "-b",
+            "2048",
+            "-ub",
+            "512",
+            "--no-warmup",
+            "--jinja",
+        ],
+        &["-fa", "-kvu", "--swa-full", "--cache-ram", "0"],
     ] {
         let common = ["run", "-p", "1+1=", "--predict", "4", "--ignore-eos"];
         assert_eq!(good(&[&common[..], more].concat()), plain, "{more:?}");
@@ -20,20 +32,17 @@ fn its_spellings_are_taken_where_the_meaning_is_ours() {
 #[test]
 fn the_others_are_refused_by_their_names() {
     for (line, says) in [
-        ("run -p x -fa", "octavo has no -fa: attention"),
-        ("run -p x -fa on", "octavo has no -fa: "),
-        ("run -p x --flash-attn on", "octavo has no --flash-attn: "),
         ("run -no-cnv -p x", "octavo has no -no-cnv: "),
         ("run -cnv", "octavo has no -cnv: octavo chat"),
         ("run -p x -tb 2", "octavo has no -tb: -t N"),
         ("-hf org/model", "octavo has no -hf before its command"),
         ("serve -dr ai/model", "octavo has no -dr: hf:USER/REPO"),
         ("run -p x -hfd org/model", "octavo has no -hfd: --draft hf:"),
-        ("serve --jinja", "octavo has no --jinja: "),
+        ("serve --no-jinja", "octavo has no --no-jinja: "),
         ("run -p x -rpc host:1", "octavo has no -rpc: "),
         ("bench -pg 1,2", "octavo has no -pg: "),
         ("tokenize -ngl 3 -p x", "octavo tokenize has no -ngl"),
-        ("run -p x -bs", "octavo has no -bs: "),
+        ("run -p x -nkvo", "octavo has no -nkvo: "),
     ] {
         let error = bad(&line.split(' ').collect::<Vec<_>>(), 2);
         assert!(error.contains(says), "{line}: {error}");

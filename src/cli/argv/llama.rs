@@ -6,13 +6,16 @@
 pub(super) enum Here {
     /// The option with the same meaning.
     Is(&'static str),
+    /// Nothing, since it asks for what is so anyway (docs/llama_options.md says why). It is left out.
+    Always,
+    /// The same, of an option that may be followed by a number, or by `on`, `off` or `auto`.
+    AlwaysOf,
     /// The reason that there is none, and what to do instead.
     No(&'static str),
 }
 
-use Here::{Is, No};
+use Here::{Always, AlwaysOf, Is, No};
 
-const ALWAYS: &str = "it is always so; leave it out";
 const DOWNLOADS: &str = "hf:USER/REPO[:QUANT] names a model of the hub";
 const PRIORITY: &str = "threads are placed and scheduled by the system; taskset and nice set both";
 const TALK: &str = "octavo chat holds a conversation, octavo run --chat answers one message, and \
@@ -22,7 +25,6 @@ const DRAFT_LENGTH: &str = "the number of draft tokens follows from what they co
 const OFFLOAD: &str = "--gpu-layers N says which layers a GPU takes, and --n-cpu-moe N whose \
                        experts stay on the CPU";
 const GPUS: &str = "a model runs on one machine's GPUs; docs/ranks.md has several machines";
-const MEMORY: &str = "the KV cache is one pool of pages that all sequences share; leave it out";
 const SLOTS: &str = "requests have no slots of their own; prompts are looked up in one cache";
 const PAGE: &str = "the page is part of the server and has no settings";
 const STRIDES: &str = "octavo perplexity scores the second half of each chunk, without strides";
@@ -97,11 +99,11 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["--no-mmproj", "--no-mmproj-auto"], Is("--no-mmproj")),
     (&["--mmproj-auto"], No("the image encoder beside a model of the hub is taken anyway")),
     (&["--check-tensors"], No("broken blocks are refused when a model is loaded")),
-    (&["--mmap"], No("a file is mapped unless --no-mmap is given; leave it out")),
+    (&["--mmap"], Always),
     (&["-lm", "--load-mode", "-dio", "--direct-io"],
         No("a file is mapped unless --no-mmap is given; --mlock keeps it in memory")),
     // computing
-    (&["-fa", "--flash-attn"], No("attention never keeps its scores, on any device; leave it out")),
+    (&["-fa", "--flash-attn"], AlwaysOf),
     (&["-tb", "--threads-batch"], No("-t N is for prompts and generated tokens alike")),
     (&["-C", "--cpu-mask", "-Cr", "--cpu-range", "--cpu-strict", "--prio", "--poll", "-Cb",
        "--cpu-mask-batch", "-Crb", "--cpu-range-batch", "--cpu-strict-batch", "--prio-batch",
@@ -113,15 +115,16 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
        "--no-op-offload", "-nopo", "--no-host", "--mmproj-offload", "--no-mmproj-offload"],
         No(OFFLOAD)),
     (&["-fitp", "--fit-print"], No("--fit says what it chose when the model is loaded")),
-    (&["--repack"], No(ALWAYS)),
-    (&["--warmup", "--no-warmup"], No("there is no empty run first; leave it out")),
+    (&["--repack"], Always),
+    (&["--warmup", "--no-warmup"], Always),
     (&["--numa"], No("several processes, one for each NUMA node, share a model; docs/ranks.md")),
     (&["--perf", "--no-perf", "--show-timings", "--no-show-timings"], No(TIMES)),
     (&["-lzm", "--lazy-mode"], No("weights are read when the model is loaded")),
     // the cache
-    (&["--swa-full"], No("positions outside a window are never read; leave it out")),
-    (&["--kv-unified-per-slot", "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified", "-cram",
-       "--cache-ram", "-dt", "--defrag-thold"], No(MEMORY)),
+    (&["--swa-full"], Always),
+    (&["--kv-unified-per-slot", "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified"],
+        Always),
+    (&["-cram", "--cache-ram", "-dt", "--defrag-thold"], AlwaysOf),
     (&["-ctxcp", "--ctx-checkpoints", "--swa-checkpoints", "-cms", "--checkpoint-min-step",
        "--cache-idle-slots", "--no-cache-idle-slots", "-sps", "--slot-prompt-similarity"],
         No(SLOTS)),
@@ -137,11 +140,11 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
        "--in-prefix-bos", "--in-suffix", "--simple-io", "-co", "--color"], No(TALK)),
     (&["--display-prompt", "--no-display-prompt", "--verbose-prompt"],
         No("run --echo prints the prompt first, and octavo tokenize its tokens")),
-    (&["--no-escape"], No("texts are taken literally unless -e is given; leave it out")),
+    (&["--no-escape"], Always),
     (&["-ptc", "--print-token-count"], No(TIMES)),
     (&["--in-file", "--context-file"], No("-f FILE reads one file, and - is stdin")),
     (&["--spm-infill"], No("/infill uses the order that the model's file names")),
-    (&["--jinja"], No("chat templates are always rendered as Jinja; leave it out")),
+    (&["--jinja"], Always),
     (&["--no-jinja"], No("chat templates are always rendered as Jinja")),
     (&["--skip-chat-parsing", "--no-skip-chat-parsing"],
         No("/completion gives a text as it is, and /v1/chat/completions what it means")),
@@ -149,7 +152,7 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["--reasoning-effort", "--reasoning-preserve", "--no-reasoning-preserve"],
         No("a template's settings are given by chat_template_kwargs")),
     // sampling
-    (&["-bs", "--backend-sampling"], No("sampling runs on the CPU; leave it out")),
+    (&["-bs", "--backend-sampling"], Always),
     // drafts
     (&["--draft-n", "--draft-max", "--spec-draft-n-max"], Is("--draft-max")),
     (&["--mtp"], Is("--draft-mtp")),
@@ -181,10 +184,10 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
         No("--lookup says when the text before is a draft, --draft MODEL names a draft model, and \
             --draft-mtp drafts with the model's own MTP layer")),
     // serving
-    (&["-cb", "--cont-batching"], No(ALWAYS)),
+    (&["-cb", "--cont-batching"], Always),
     (&["-nocb", "--no-cont-batching"], No("requests always advance together")),
     (&["--cache-prompt", "--metrics", "--embedding", "--embeddings", "--rerank", "--reranking"],
-        No(ALWAYS)),
+        Always),
     (&["--slots"], Is("--slots")),
     (&["--no-slots"], Is("--no-slots")),
     (&["--media-path"], Is("--media-path")),
@@ -241,7 +244,7 @@ pub(super) const OPTIONS: &[(&[&str], Here)] = &[
     (&["--stdin"], No("-f - reads stdin")),
     (&["--show-count"], No("octavo tokenize --json has all of them")),
     (&["--keep-split"], Is("--keep-split")),
-    (&["--max-buffer-size"], No("tensors are converted a part at a time; leave it out")),
+    (&["--max-buffer-size"], AlwaysOf),
     (&["--completion-bash"], No("octavo completions bash prints it")),
     (&["--chunk-size", "--chunk-separator", "--junk", "--pos", "-ns", "--sequences", "--check"],
         No("none of its commands does that")),

@@ -13,8 +13,9 @@ use toml::{Table, Value};
 use super::ini::{self, Section};
 use super::models::ServedModel;
 use super::served::{ServedArgs, Shared};
+use crate::argv::{self, Spelling};
 use crate::failure::Failure;
-use crate::{argv, hub};
+use crate::hub;
 
 /// Table of options for all models of a file.
 const ALL: &str = "*";
@@ -247,8 +248,8 @@ impl Reader {
             true => argv::argument(&self.command, &format!("--no-{key}")),
             false => match found {
                 Ok(arg) => Some(arg),
-                // it says so of what is as that key wants it
-                Err(what) if what.ends_with(argv::LEAVE_OUT) => None,
+                // what is as that key wants it anyway
+                Err(_) if self.is_left_out(key) => None,
                 Err(what) => return Err(what),
             },
         };
@@ -293,7 +294,9 @@ impl Reader {
             let name = format!("{dashes}{own}");
             let spelled = argv::spelled(&self.command, &name);
             let spelled = spelled.map_err(|failure| format!("{key}: {}", failure.message()))?;
-            if let Some(found) = spelled.and_then(|name| argv::argument(&self.command, &name)) {
+            if let Spelling::Ours(name) = spelled
+                && let Some(found) = argv::argument(&self.command, &name)
+            {
                 return Ok(found);
             }
         }
@@ -303,6 +306,15 @@ impl Reader {
                 None => format!("{key}: expected an option of octavo serve, found another key"),
             },
         )
+    }
+
+    /// Returns whether a key asks for what is so anyway.
+    fn is_left_out(&self, key: &str) -> bool {
+        let is_so = |dashes| {
+            let spelled = argv::spelled(&self.command, &format!("{dashes}{key}"));
+            matches!(spelled, Ok(Spelling::LeftOut))
+        };
+        is_so("--") || is_so("-")
     }
 
     /// Returns the values of an argument; `None` for a switch that is off.
