@@ -294,7 +294,8 @@ mod tests {
             let sources = module.sources();
             let names: Vec<&str> = sources.iter().map(|(name, _)| *name).collect();
             for (name, text) in &sources {
-                for header in included(text) {
+                // the host's is read where no compiler of NVIDIA's is
+                for header in included(text).filter(|header| !header.starts_with("host/")) {
                     assert!(names.contains(&header), "{name} includes {header}");
                 }
             }
