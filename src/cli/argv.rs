@@ -1,6 +1,6 @@
 //! Rewrites llama.cpp's options before clap sees them: those of the same meaning become ours, those
-//! that ask for what is so anyway are left out, others are refused with a reason. clap knows no option of one dash and several letters, and
-//! would take `-fa` for `-f a`, `-hf` for `-h -f`.
+//! that ask for what is so anyway are left out, others are refused with a reason. clap knows no
+//! option of one dash and several letters, and would take `-fa` for `-f a`, `-hf` for `-h -f`.
 
 mod llama;
 pub(super) mod needed;
@@ -102,8 +102,8 @@ fn is_value_of(option: &str, next: &OsString) -> bool {
     has_value && next.to_str().is_some_and(is_value)
 }
 
-/// Returns our spelling of a llama.cpp option; it is unknown if it is not one, or if the command has
-/// an option of that name.
+/// Returns our spelling of a llama.cpp option; it is unknown if it is not one, or if the command
+/// has an option of that name.
 fn replaced(command: &Command, text: &str) -> Result<Spelling, Failure> {
     let (name, value) = match text.split_once('=') {
         Some((name, value)) => (name, Some(value)),

@@ -344,8 +344,8 @@ const WRONG: &[(&str, &str)] = &[
         "[a] models: expected a model's option",
     ),
     (
-        "[a]\npath = \"m.gguf\"\nflash-attn = true\n",
-        "[a] flash-attn: octavo has no --flash-attn",
+        "[a]\npath = \"m.gguf\"\nno-jinja = true\n",
+        "[a] no-jinja: octavo has no --no-jinja",
     ),
     (
         "[a]\npath = \"m.gguf\"\n--temp = 1\n",

@@ -6,7 +6,8 @@
 pub(super) enum Here {
     /// The option with the same meaning.
     Is(&'static str),
-    /// Nothing, since it asks for what is so anyway (docs/llama_options.md says why). It is left out.
+    /// Nothing, since it asks for what is so anyway, as docs/llama_options.md explains. It is left
+    /// out.
     Always,
     /// The same, of an option that may be followed by a number, or by `on`, `off` or `auto`.
     AlwaysOf,

@@ -269,6 +269,9 @@ impl Reader {
                 options.at_start = Some(at_start?);
                 continue;
             }
+            if self.is_left_out(&key) {
+                continue;
+            }
             let arg = self.argument(&key)?;
             let values = self.values(&key, arg, value)?;
             if let Some(values) = values
