@@ -6,6 +6,8 @@
 PAIR: a folder here, with its cases.json. IMAGES: the folder of the images. MODELS: the folder of
 the pair's files (target/towers/PAIR after a test has run). VL_GOLDEN2: the recorder of the large
 fixtures (vision2/vl_golden2.cpp), which runs stock llama.cpp; its first lines say how to build it.
+Its lists of sizes take Kimi-VL for an encoder of squares: remove that case before, so that the
+default is taken, which has any size.
 
 Writes PAIR/CASE.safetensors with the arrays that the case keeps, PAIR/CASE.json with what else it
 says, and PAIR/sizes-NAME.json. Pixels are stored as the hash of their bytes, FNV-1a of 64 bits over
@@ -62,7 +64,8 @@ def save(path, arrays):
 
 
 def record(case, at):
-    command = [tool, "--model", model("text-F32"), "--mmproj", model("mmproj-" + case.get("mmproj", "F32"))]
+    tower = model("mmproj-" + case.get("mmproj", "F32"))
+    command = [tool, "--model", model("text-F32"), "--mmproj", tower]
     command += ["--prompt", case["prompt"], "--out", at, "--taps", case.get("taps", "")]
     command += ["--fa", case.get("fa", "off"), "--kv", case.get("kv", "f32")]
     command += ["--generate", str(case.get("generate", 0))] + limits(case)
@@ -101,6 +104,7 @@ with tempfile.TemporaryDirectory() as folder:
         subprocess.run(command + limits(sizes), check=True)
         found = json.load(open(at + ".json"))
         with open(os.path.join(pair, f"sizes-{sizes['name']}.json"), "w") as out:
-            out.write('{"min_tokens":%d,"max_tokens":%d,"sizes":[\n' % (found["min_tokens"], found["max_tokens"]))
+            both = found["min_tokens"], found["max_tokens"]
+            out.write('{"min_tokens":%d,"max_tokens":%d,"sizes":[\n' % both)
             lines = (json.dumps(x, separators=(",", ":")) for x in found["sizes"])
             out.write(",\n".join(lines) + "\n]}\n")
