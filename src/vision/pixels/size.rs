@@ -55,8 +55,8 @@ impl Size {
         }
     }
 
-    /// Returns the one of these sizes in which most pixels of this size are left when it is scaled to
-    /// fit, and of several the one of which least is wasted; of equals the first.
+    /// Returns the one of these sizes in which most pixels of this size are left when it is scaled
+    /// to fit, and of several the one of which least is wasted; of equals the first.
     pub(crate) fn best_of(self, all: impl Iterator<Item = Size>) -> Option<Size> {
         let (width, height) = (self.width as f32, self.height as f32);
         let (mut best, mut found) = ((0, usize::MAX), None);

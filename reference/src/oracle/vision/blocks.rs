@@ -227,9 +227,9 @@ impl Tower<'_, '_> {
 
     /// Applies 2D RoPE to every head: one half of its pairs is rotated by the patch's row, the
     /// other by its column. Qwen pairs the halves of a head, and either axis begins with the
-    /// highest frequency. Pixtral pairs neighbours, and deals out frequencies in turn. Kimi-VL pairs
-    /// them too, the first half by column. Gemma 4 does with each half of a head what others do with
-    /// a head, the first by column.
+    /// highest frequency. Pixtral pairs neighbours, and deals out frequencies in turn. Kimi-VL too
+    /// pairs them, the first half by column. Gemma 4 does with each half of a head what others do
+    /// with a head, the first by column.
     fn rotate(&self, x: &mut [f64], width: usize) {
         let (head_dim, kind) = (self.hp.head_dim(), self.hp.kind);
         let base: f64 = if kind == Kind::Gemma4 {
