@@ -223,7 +223,8 @@ impl PositionTable {
 }
 
 /// Returns, for each of `count` patches in a line, those of `side` entries that it covers, and
-/// their weights, whose sum is 1: a triangle around its centre, as wide as two entries or two patches.
+/// their weights, whose sum is 1: a triangle around its centre, as wide as two entries or two
+/// patches.
 fn covered(count: usize, side: usize) -> Vec<Vec<(usize, f64)>> {
     let step = side as f64 / count as f64;
     let reach = step.max(1.0);
