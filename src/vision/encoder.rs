@@ -119,14 +119,14 @@ impl Encoder {
     /// # Errors
     /// As [`Encoder::encode`].
     pub fn image(&mut self, prepared: &Prepared, digest: [u8; 32]) -> Result<EncodedImage, Error> {
-        let (mut rows, mut tokens, mut shape) = (Vec::new(), 0, [0, 0]);
+        let (mut rows, mut tokens, mut shape) = (Vec::new(), Vec::new(), [0, 0]);
         for tile in &prepared.tiles {
             let embeddings = self.encode(tile.pixels(), None)?;
-            tokens = embeddings.rows.len() / self.tower.width();
+            tokens.push(embeddings.rows.len() / self.tower.width());
             shape = [embeddings.nx, embeddings.ny];
             rows.extend(embeddings.rows);
         }
-        let all = prepared.tiles.len() * tokens;
+        let all = tokens.iter().sum();
         // rows that are no grid are a line
         let [nx, ny] = if shape[0] * shape[1] == all {
             shape
@@ -145,7 +145,7 @@ impl Encoder {
                 Prompt::Between([before, after]) => {
                     vec![text(before), ImagePart::Tokens(all), text(after)]
                 }
-                Prompt::Tiles(parts) => parts(prepared.grid, tokens),
+                Prompt::Tiles(parts) => parts(prepared.grid, &tokens),
             },
         })
     }

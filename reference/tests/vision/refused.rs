@@ -35,14 +35,14 @@ const CONTRADICTIONS: &[Contradiction] = &[
         |m| m.set("clip.projector_type", "qwen2vl_merger"),
         "key \"clip.projector_type\": \
          expected qwen3vl_merger, qwen2.5vl_merger, qwen2.5o, gemma3, gemma4v, gemma4uv, pixtral, \
-         idefics3, internvl, got qwen2vl_merger",
+         idefics3, internvl, lfm2, mlp, kimivl, got qwen2vl_merger",
     ),
     (
         QWEN3,
         |m| unset(m, "clip.projector_type"),
         "key \"clip.vision.projector_type\": \
          expected qwen3vl_merger, qwen2.5vl_merger, qwen2.5o, gemma3, gemma4v, gemma4uv, pixtral, \
-         idefics3, internvl, got nothing",
+         idefics3, internvl, lfm2, mlp, kimivl, got nothing",
     ),
     (
         QWEN3,

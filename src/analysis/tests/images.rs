@@ -7,7 +7,7 @@ use std::f64::consts::TAU;
 use std::path::Path;
 use std::sync::Arc;
 
-use gguf_rs_lite::{Gguf, OpenOptions, Writer};
+use gguf_rs_lite::{Gguf, OpenOptions, TensorType, Writer};
 use octavo_analysis::diff::{
     BackendExecution, Comparison, Error, Execution, Fault, IMAGE_EMBEDDINGS, ImageInput, Images,
     Input, OracleExecution, PIXELS, Rounding, TapOut, TapOutSink, Target, Text, TowerBackend,
@@ -16,6 +16,7 @@ use octavo_analysis::diff::{
 use octavo_engine::backend::cpu;
 use octavo_engine::{EngineOptions, ImageHandle, ImageRegistry};
 use octavo_fixtures::shared;
+use octavo_fixtures::towers::PAIRS;
 use octavo_kernels::{Isa, IsaChoice, KvType};
 use octavo_model::taps::Numbering;
 use octavo_model::{Hparams, Model, OwnedTap};
@@ -90,11 +91,15 @@ const TOWERS: [&str; 8] = [
 
 #[test]
 fn towers_are_within_their_bounds_of_the_oracle() {
-    for file in ["vision/vl-a-mmproj-F16"].into_iter().chain(TOWERS) {
-        let Some(path) = shared(&format!("{file}.gguf")) else {
-            return;
-        };
-        let gguf = open(&path);
+    let recorded = ["vision/vl-a-mmproj-F16"].into_iter().chain(TOWERS);
+    let recorded = recorded.map(|file| Some((file, open(&shared(&format!("{file}.gguf"))?))));
+    let made = PAIRS.iter().map(|pair| {
+        let bytes = pair.tower(TensorType::F32);
+        let gguf = Gguf::from_bytes(bytes, pair.name, &OpenOptions::default());
+        Some((pair.name, Arc::new(gguf.expect("a file"))))
+    });
+    for found in recorded.chain(made) {
+        let Some((file, gguf)) = found else { return };
         for name in NAMES {
             let Some(image) = image(name) else { return };
             for isa in Isa::available() {

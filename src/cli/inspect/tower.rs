@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use octavo_engine::EngineOptions;
 use octavo_vision::Tower;
-use octavo_vision::pixels::Prepared;
+use octavo_vision::pixels::{Prepared, Size, Tile};
 
 use super::super::arrays::{self, Array};
 use super::super::failure::{Exit, Failure};
@@ -103,19 +103,25 @@ pub(super) fn dump(
         .map_err(|error| of_image(image, &error))?;
     let took = start.elapsed().as_secs_f64();
     let (tiles, size) = (prepared.tiles.len(), prepared.tiles[0].image.size());
-    let of_tiles = [tiles, 3, size.height, size.width];
-    let pixels: Vec<f32> = prepared
-        .tiles
+    // some encoders see an overview of another size
+    let is_tile = |tile: &&Tile| tile.image.size() == size;
+    let same = prepared.tiles.iter().take_while(is_tile).count();
+    let of_tiles = [same, 3, size.height, size.width];
+    let pixels: Vec<f32> = prepared.tiles[..same]
         .iter()
         .flat_map(|tile| &tile.planes)
         .copied()
         .collect();
     let shape = [encoded.n_tokens(), encoder.tower().width()];
-    let arrays = [
+    let mut arrays = vec![
         // a single picture has no number
         Array::floats("pixels", &of_tiles[usize::from(tiles == 1)..], &pixels),
         Array::floats("embeddings", &shape, &encoded.rows),
     ];
+    arrays.extend(prepared.tiles[same..].iter().map(|tile| {
+        let Size { width, height } = tile.image.size();
+        Array::floats("overview", &[3, height, width], &tile.planes)
+    }));
     output.write_with(|out| arrays::write(IMAGE_PRODUCER, &arrays, out))?;
     let [columns, rows] = prepared.grid;
     let cut = match tiles {

@@ -79,6 +79,8 @@ fn keys(tower: &mut Tower) -> Result<(), Error> {
     const RATIO: &str = "downsample_ratio";
     tower.text_is(&key("norm_type"), "layer_norm")?;
     tower.text_is("projector_hidden_act", "gelu")?;
+    // version 1 joins squares of patches in another order
+    tower.text_is("ps_version", "v2")?;
     tower.number_is("vision_feature_layer", -1.0)?;
     tower.number_is("select_layer", -1.0)?;
     tower.put_eps(&key("layer_norm_eps"), USUAL_EPS)?;

@@ -1,11 +1,12 @@
 //! DeepSeek V2, V3 and R1, and models built on them (GLM 4.7 Flash, Kimi K2, Mistral Large 3):
 //! multi-head latent attention (MLA), and experts in all but the first layers.
 
-use super::{DECODER, Error, Hparams, Keys, Pairing, Spec, experts_after_dense};
+use super::{DECODER, Error, Hparams, Images, Keys, Pairing, Spec, experts_after_dense};
 use crate::hparams::{self, DefaultWidth, ExpertRules, Gating, MIXTURE, RouterKeys, latent_scores};
 
 pub(super) const SPEC: Spec = Spec {
     name: "deepseek2",
+    images: Images::Causal,
     pairing: Pairing::Norm,
     latent: true,
     mtp: true,

@@ -1,12 +1,13 @@
 //! LFM 2: short convolutions between gates in most layers, attention with per-head norms in the
 //! others.
 
-use super::{Binder, Block, DECODER, Error, Ffn, Layer, NormWeights, Recurrent, Spec};
+use super::{Binder, Block, DECODER, Error, Ffn, Images, Layer, NormWeights, Recurrent, Spec};
 use super::{EmbeddingsAndHead, pre_norm_layer_with, taps, with_head_norms};
 use crate::hparams::windows_or_none;
 
 pub(super) const SPEC: Spec = Spec {
     name: "lfm2",
+    images: Images::Causal,
     block: Block::Sequential { residual: None },
     recurrent: Some(Recurrent::ShortConv),
     embedding: taps::EMBED_TOKENS,

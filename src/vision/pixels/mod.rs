@@ -12,8 +12,8 @@ mod tiles;
 
 pub use self::image::{DecodedImage, Limits};
 pub use decode::decode;
-pub(crate) use resample::resample;
 pub use resample::{Filter, fit};
+pub(crate) use resample::{fit_on, resample};
 pub(crate) use size::max_image_tokens;
 pub use size::{Size, TokenLimits};
 pub use tiles::Tiles;
@@ -64,10 +64,15 @@ impl Prepared {
     ) -> Result<Prepared, crate::Error> {
         let source = image.size();
         let tiles = match h.projector.spec().images {
-            Images::Dynamic { min, max } => {
+            Images::Dynamic { min, max, cut } => {
                 let limits = TokenLimits::or([min, max], limits);
-                let to = source.for_image_tokens(h.unit(), limits)?;
-                Tiles::one(fit(image, to, Filter::Bicubic))
+                match cut {
+                    Some(cut) => (cut.tiles)(image, h, limits)?,
+                    None => {
+                        let to = source.for_image_tokens(h.unit(), limits)?;
+                        Tiles::one(fit(image, to, Filter::Bicubic))
+                    }
+                }
             }
             Images::Square => {
                 let to = Size::square(h.image_size);

@@ -42,6 +42,16 @@ impl Filter {
 /// Resizes an image until one of its sides fits, and pads it evenly with black, preserving the
 /// aspect ratio. An image of the target size is returned unchanged.
 pub fn fit(image: &DecodedImage, to: Size, filter: Filter) -> DecodedImage {
+    fit_on(image, to, filter, [0; 3])
+}
+
+/// As [`fit`], with another colour around the image: red, green and blue.
+pub(crate) fn fit_on(
+    image: &DecodedImage,
+    to: Size,
+    filter: Filter,
+    around: [u8; 3],
+) -> DecodedImage {
     let from = image.size();
     if from == to {
         return image.clone();
@@ -53,7 +63,7 @@ pub fn fit(image: &DecodedImage, to: Size, filter: Filter) -> DecodedImage {
         height: side(from.height, to.height),
     };
     let scaled = resample(image, inner, filter);
-    let mut rgb = vec![0; 3 * to.width * to.height];
+    let mut rgb = around.repeat(to.width * to.height);
     let (left, top) = (
         (to.width - scaled.width) / 2,
         (to.height - scaled.height) / 2,

@@ -55,6 +55,23 @@ impl Size {
         }
     }
 
+    /// Returns the one of these sizes in which most pixels of this size are left when it is scaled
+    /// to fit, and of several the one of which least is wasted; of equals the first.
+    pub(crate) fn best_of(self, all: impl Iterator<Item = Size>) -> Option<Size> {
+        let (width, height) = (self.width as f32, self.height as f32);
+        let (mut best, mut found) = ((0, usize::MAX), None);
+        for size in all {
+            let scale = (size.width as f32 / width).min(size.height as f32 / height);
+            let scaled = (width * scale) as usize * (height * scale) as usize;
+            let left = scaled.min(self.width * self.height);
+            let wasted = size.width * size.height - left;
+            if left > best.0 || (left == best.0 && wasted < best.1) {
+                (best, found) = ((left, wasted), Some(size));
+            }
+        }
+        found
+    }
+
     /// Returns the size to resize to: multiples of `unit` pixels on each side, close to the
     /// original, with a number of squares of that side from `min` to `max`; the aspect ratio is
     /// kept as far as rounding allows. Computed in f32 with halves rounded away from zero, as in

@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 
-use gguf_rs_lite::{Gguf, OpenOptions};
+use gguf_rs_lite::{Gguf, OpenOptions, OwnedValue, TensorType, Writer};
 use octavo_engine::EngineOptions;
 use octavo_fixtures::breaking::{Rng, damage};
 use octavo_fixtures::shared;
+use octavo_fixtures::towers::PAIRS;
 use octavo_vision::pixels::Pixels;
 use octavo_vision::{Encoder, Tower};
 
-/// Small vision encoders of all kinds.
+/// Small vision encoders of the folder of large fixtures.
 const TOWERS: [&str; 8] = [
     "vision/vl-a-mmproj-F16.gguf",
     "vision/q25/vl-q25-mmproj-F32.gguf",
@@ -21,6 +22,13 @@ const TOWERS: [&str; 8] = [
     "vision2/idefics3/idefics3-a-mmproj-F32.gguf",
     "vision2/internvl/internvl-a-mmproj-F32.gguf",
 ];
+
+/// Returns the files of small vision encoders of all kinds.
+fn towers() -> Option<Vec<Vec<u8>>> {
+    let mut all: Vec<Vec<u8>> = TOWERS.into_iter().map(bytes).collect::<Option<_>>()?;
+    all.extend(PAIRS.iter().map(|pair| pair.tower(TensorType::F32)));
+    Some(all)
+}
 
 fn bytes(path: &str) -> Option<Vec<u8>> {
     Some(std::fs::read(shared(path)?).expect("a file"))
@@ -173,8 +181,8 @@ fn windows_are_whole() {
 /// No tensor may have another name, and no number may make an encoder do what it cannot.
 #[test]
 fn every_tensor_is_needed_and_numbers_are_bounded() {
-    for path in TOWERS {
-        let Some(whole) = bytes(path) else { return };
+    let Some(towers) = towers() else { return };
+    for whole in towers {
         let gguf = open(&whole).expect("it is sound");
         for tensor in gguf.tensors() {
             let mut bytes = whole.clone();
@@ -200,8 +208,8 @@ fn every_tensor_is_needed_and_numbers_are_bounded() {
 #[test]
 fn damaged_towers_are_refused_or_run() {
     let (mut refused, mut ran) = (0, 0);
-    for path in TOWERS {
-        let Some(whole) = bytes(path) else { return };
+    let Some(towers) = towers() else { return };
+    for whole in towers {
         // keys and the list of tensors
         let gguf = open(&whole).expect("it is sound");
         let data = gguf.tensors().iter().filter_map(|t| gguf.file_offset(t));
@@ -254,4 +262,63 @@ fn run(bytes: &[u8]) -> Result<(), String> {
     };
     let cells = encoder.encode(pixels, None);
     cells.map(|_| ()).map_err(|error| error.to_string())
+}
+
+/// Returns the file of a pair with keys changed, or removed where the value is `None`.
+fn changed(name: &str, edits: &[(&str, Option<OwnedValue>)]) -> Vec<u8> {
+    let pair = PAIRS.iter().find(|pair| pair.name == name);
+    let whole = open(&pair.expect("a pair").tower(TensorType::F32)).expect("sound");
+    let mut writer = Writer::new();
+    for (key, value) in whole.keys() {
+        writer.set(key, OwnedValue::from(value));
+    }
+    for (key, value) in edits {
+        match value {
+            Some(value) => writer.set(key, value.clone()),
+            None => writer.remove(key),
+        };
+    }
+    for info in whole.tensors() {
+        writer.tensor(&info.name, &info.dims, info.ty, whole.data(info).to_vec());
+    }
+    let mut bytes = Vec::new();
+    writer.write_to(&mut bytes).expect("a sound file");
+    bytes
+}
+
+#[test]
+fn tiles_and_squares_are_whole() {
+    const PATCH: &str = "clip.vision.patch_size";
+    const SCALE: &str = "clip.vision.projector.scale_factor";
+    const SIZES: &str = "clip.vision.image_grid_pinpoints";
+    let refused = |name: &str, key: &str, value: Option<OwnedValue>, says: &str| {
+        let error = refusal(&changed(name, &[(key, value)]));
+        assert!(error.contains(says), "{name} {key}: {error}");
+    };
+    refused("lfm2", PATCH, Some(30u32.into()), "tiles of 512 pixels");
+    refused("lfm2", SCALE, None, "missing key");
+    refused("kimivl", SCALE, None, "missing key");
+    refused("kimivl", SCALE, Some(1u32.into()), SCALE);
+    let blocks = "clip.vision.block_count";
+    refused(
+        "llava",
+        blocks,
+        Some(1u32.into()),
+        "the last of which is not run",
+    );
+    let layers = vec![1i32, 2].into();
+    let says = "rows of the last block alone";
+    refused("llava", "clip.vision.feature_layer", Some(layers), says);
+    refused("llava", SCALE, Some(5u32.into()), SCALE);
+    for sizes in [
+        vec![60i32, 61],
+        vec![60, 0],
+        vec![60, -60],
+        vec![60],
+        vec![60 * 257, 60],
+        vec![60 << 20, 60 << 20],
+    ] {
+        refused("llava16", SIZES, Some(sizes.into()), "multiples of 60");
+    }
+    refused("llava16", SIZES, Some("60".into()), "pairs of sides");
 }

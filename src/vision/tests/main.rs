@@ -3,6 +3,7 @@
 mod batches;
 mod bitmaps;
 mod encoder;
+mod faults;
 mod hostile;
 mod jpeg;
 mod pixels;

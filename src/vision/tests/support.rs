@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use gguf_rs_lite::{Gguf, OpenOptions};
 use octavo_fixtures::shared;
+use octavo_fixtures::towers::{PAIRS, Pair};
 use octavo_reference::metrics::{self, Logit};
 use octavo_vision::pixels::{DecodedImage, Limits, Prepared, Tile, TokenLimits, decode};
 use octavo_vision::tower::Hparams;
@@ -121,6 +122,8 @@ pub(crate) fn open(path: &Path) -> Arc<Gguf> {
 pub(crate) struct Family {
     pub(crate) folder: PathBuf,
     pub(crate) goldens: Vec<Golden>,
+    /// Folder of the goldens.
+    recorded: PathBuf,
     /// Folder of the images.
     pub(crate) images: PathBuf,
     /// Prefix of the file names, before `-mmproj-` and `-text-`.
@@ -165,11 +168,20 @@ const FAMILIES: [(&str, &str, Bounds); 9] = [
     ("vision2/internvl", "internvl-a", bounds(2e-6, 2e-6, 1e-11)),
 ];
 
+/// Returns the bounds of a pair that the repository makes.
+fn bounds_of(pair: &Pair) -> Bounds {
+    match pair.name {
+        "lfm2" | "llava" | "llava16" | "kimivl" => USUAL,
+        name => panic!("{name} has no bounds"),
+    }
+}
+
 impl Family {
     /// Returns all families; `None` where the shared folder is absent.
     pub(crate) fn all() -> Option<Vec<Family>> {
         let family = |(folder, model, bounds)| Family::new(folder, model, bounds);
-        FAMILIES.into_iter().map(family).collect()
+        let made = PAIRS.iter().map(Family::made);
+        FAMILIES.into_iter().map(family).chain(made).collect()
     }
 
     /// Returns the family with this prefix of file names.
@@ -181,7 +193,22 @@ impl Family {
     fn new(folder: &str, model: &'static str, bounds: Bounds) -> Option<Family> {
         let images = folder.split('/').next().expect("a folder");
         let (folder, images) = (shared(folder)?, shared(&format!("{images}/images"))?);
-        let goldens = folder.join("goldens");
+        let recorded = folder.join("goldens");
+        Some(Family::recorded([folder, recorded, images], model, bounds))
+    }
+
+    /// Returns a pair that the repository makes; its goldens are in the repository.
+    pub(crate) fn made(pair: &Pair) -> Option<Family> {
+        let images = shared("vision2/images")?;
+        let places = [pair.folder()?, pair.goldens(), images];
+        Some(Family::recorded(places, pair.name, bounds_of(pair)))
+    }
+
+    fn recorded(
+        [folder, goldens, images]: [PathBuf; 3],
+        model: &'static str,
+        bounds: Bounds,
+    ) -> Family {
         let entries = std::fs::read_dir(&goldens).expect("a folder");
         let path = |entry: std::io::Result<std::fs::DirEntry>| entry.expect("an entry").path();
         let mut names: Vec<String> = entries
@@ -192,13 +219,14 @@ impl Family {
         names.sort();
         assert!(!names.is_empty(), "no goldens in {}", goldens.display());
         let golden = |name: &String| Golden::open(&goldens, name, &images);
-        Some(Family {
+        Family {
             goldens: names.iter().map(golden).collect(),
+            recorded: goldens,
             folder,
             images,
             model,
             bounds,
-        })
+        }
     }
 
     /// Returns the case of this name.
@@ -221,8 +249,7 @@ impl Family {
     /// Returns the lists of sizes that the folder has, if they are whole sizes of tiles.
     pub(crate) fn sizes(&self) -> Vec<serde_json::Value> {
         let list = |name| {
-            let text =
-                std::fs::read(self.folder.join(format!("goldens/sizes-{name}.json"))).ok()?;
+            let text = std::fs::read(self.recorded.join(format!("sizes-{name}.json"))).ok()?;
             let list: serde_json::Value = serde_json::from_slice(&text).expect("JSON");
             list["sizes"][0]["pixels"].is_array().then_some(list)
         };
@@ -235,6 +262,12 @@ impl Family {
         let model = golden.facts["model"].as_str().unwrap_or(self.model);
         self.folder.join(format!("{model}-text-{ty}.gguf"))
     }
+}
+
+/// Returns the hash FNV-1a of 64 bits.
+pub(crate) fn fnv(bytes: &[u8]) -> u64 {
+    let mix = |h: u64, byte: &u8| (h ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix)
 }
 
 /// Returns the normalised mean squared error of the values.

@@ -16,7 +16,7 @@ fn engine(family: &Family, golden: &Golden, isa: Isa, threads: usize, batch: usi
         isa: IsaChoice::Only(isa),
         threads: Some(threads),
         kv_type: KvType::F32.both(),
-        ctx: Some(256),
+        ctx: Some(512),
         batch: Some(batch),
         ..EngineOptions::default()
     };
@@ -78,7 +78,9 @@ fn logits_and_greedy_tokens_are_llama_cpps() {
                 let (mut session, ids) = prompt(&engine, golden, &images);
                 let logits = session.eval(&ids, Phase::Prefill, LogitsFor::All);
                 let logits = logits.unwrap_or_else(|e| panic!("{what}: {e}"));
-                let own = nmse(&logits.data, &theirs);
+                // some goldens have the last rows alone
+                let last = &logits.data[logits.data.len() - theirs.len()..];
+                let own = nmse(last, &theirs);
                 let bound = match (&*golden.name, golden.facts["text"].as_str()) {
                     ("text", _) => family.bounds.text,
                     (_, Some("Q4_K_M")) => {
@@ -98,7 +100,7 @@ fn logits_and_greedy_tokens_are_llama_cpps() {
             }
         }
     }
-    assert_eq!(generated, 208 * Isa::available().len(), "generated tokens");
+    assert_eq!(generated, 324 * Isa::available().len(), "generated tokens");
 }
 
 /// Continues greedily as the golden did; returns its number of tokens.

@@ -7,6 +7,7 @@ use octavo_model::{Choice, Error};
 
 use super::ARCHITECTURE;
 use super::arch::{Images, Projector};
+use crate::pixels::Size;
 
 /// Maximum side of a patch: far beyond any real one, and small enough that no product overflows.
 const MAX_PATCH: usize = 256;
@@ -67,6 +68,8 @@ pub struct Hparams {
     pub image_size: usize,
     /// Fewest and most tiles of an image, where the file chooses them; the overview does not count.
     pub tiles: [usize; 2],
+    /// Sizes of images that are cut into tiles, where the file lists them.
+    pub sizes: Vec<Size>,
     /// Longer side that images are resized to before they are cut into tiles; 0 if none is set.
     pub longest_side: usize,
     /// Embedding width of the text model.
@@ -140,6 +143,7 @@ impl Hparams {
             merge,
             image_size: 0,
             tiles: [0; 2],
+            sizes: Vec::new(),
             longest_side: 0,
             n_projected: k.count("vision.projection_dim", 1..=MAX_WIDTH, None)?.value,
             norm_eps: k

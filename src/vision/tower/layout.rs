@@ -67,6 +67,12 @@ impl Layout {
         self
     }
 
+    /// Leaves out the row of the first image token; the class row is the last one.
+    pub fn without_first_row(mut self) -> Layout {
+        self.raster.iter_mut().for_each(|at| *at += 1);
+        self
+    }
+
     /// Returns the number of rows: one for each patch, and the extra ones.
     pub fn rows(&self) -> usize {
         self.places.len() + self.extra
@@ -205,6 +211,9 @@ mod tests {
         assert_eq!(pixels, [[1.0; 24].as_slice(), &[0.0; 12]].concat());
         let alone = Layout::new(2, 1, 1, None).with_extra_rows(1);
         assert_eq!((alone.rows(), &alone.windows[..]), (3, &[3][..]));
+        let shifted = alone.without_first_row();
+        let rows = shifted.in_raster_order(&[0.0, 1.0, 2.0], 1, None);
+        assert_eq!(rows, [1.0, 2.0]);
     }
 
     #[test]

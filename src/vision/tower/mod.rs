@@ -102,7 +102,11 @@ impl Tower {
             }
         };
         let side = h.windows.map(|windows| windows.side);
-        Some(Layout::new(nx, ny, h.merge, side).with_extra_rows(h.extra_rows()))
+        let layout = Layout::new(nx, ny, h.merge, side).with_extra_rows(h.extra_rows());
+        Some(match self.spec().drops_first_row {
+            true => layout.without_first_row(),
+            false => layout,
+        })
     }
 
     /// Returns the input of the graph for an image: the values of its patches, in this order.
@@ -124,7 +128,7 @@ impl Tower {
     /// asked for; no matter where an encoder computes one size alone.
     pub fn token_limits(&self, asked: TokenLimits) -> [usize; 2] {
         match self.spec().images {
-            Images::Dynamic { min, max } => TokenLimits::or([min, max], asked),
+            Images::Dynamic { min, max, .. } => TokenLimits::or([min, max], asked),
             Images::Square | Images::Tiles(_) => [0, usize::MAX],
         }
     }
@@ -134,7 +138,10 @@ impl Tower {
     pub fn max_image_tokens(&self, limits: TokenLimits) -> usize {
         let h = &self.hparams;
         match self.spec().images {
-            Images::Dynamic { .. } => max_image_tokens(self.token_limits(limits)[1]),
+            Images::Dynamic { cut, .. } => {
+                let of_tile = cut.map_or(0, |cut| (cut.side / h.unit()).pow(2));
+                max_image_tokens(self.token_limits(limits)[1]).max(of_tile)
+            }
             Images::Square | Images::Tiles(_) => (h.image_size / h.patch / h.merge).pow(2),
         }
     }

@@ -26,6 +26,8 @@ pub struct PositionTable {
 enum Kind {
     /// A square grid, stretched over an image so that corners meet corners.
     Stretched,
+    /// A square grid, resized to an image: linearly, with a kernel that widens when it shrinks.
+    Resized,
     /// A square grid, one entry for each patch.
     Square,
     /// One entry for the column of a patch, and one for its row.
@@ -41,18 +43,15 @@ impl Positions {
         tensors: &mut TensorBinder<'_>,
         h: &Hparams,
     ) -> Result<PositionTable, Error> {
-        let is_square = |rows: &[u64]| match rows {
-            [rows] => *rows > 0 && rows.isqrt().pow(2) == *rows,
-            _ => false,
-        };
-        let (rows, values) = tensors.rows(NAME, h.n_embd, "a square number of rows", is_square)?;
-        Ok(PositionTable {
-            kind: Kind::Stretched,
-            side: rows[0].isqrt(),
-            width: h.n_embd,
-            values,
-            class: None,
-        })
+        grid(tensors, h, Kind::Stretched)
+    }
+
+    /// Reads a square grid that is resized to images.
+    pub(super) fn resized(
+        tensors: &mut TensorBinder<'_>,
+        h: &Hparams,
+    ) -> Result<PositionTable, Error> {
+        grid(tensors, h, Kind::Resized)
     }
 
     /// Reads the entries of all patches of a square image.
@@ -63,13 +62,14 @@ impl Positions {
         square(tensors, h, 0)
     }
 
-    /// Reads the entries of all patches of a square image, with the bias of their kernels, and
-    /// behind them that of the class row, with the row itself.
+    /// Reads the entries of all patches of a square image, with the bias of their kernels if the
+    /// file has one, and behind them that of the class row, with the row itself.
     pub(super) fn of_square_and_class(
         tensors: &mut TensorBinder<'_>,
         h: &Hparams,
     ) -> Result<PositionTable, Error> {
         let mut table = square(tensors, h, 1)?;
+        let has_bias = tensors.has("v.patch_embd.bias");
         let mut class = table.values.split_off(table.side * table.side * h.n_embd);
         let mut add = |name, row: &mut [f32]| {
             let by = tensors.vector(name, h.n_embd)?;
@@ -79,7 +79,10 @@ impl Positions {
                 .for_each(|(x, by)| *x += by);
             Ok(())
         };
-        add("v.patch_embd.bias", &mut table.values)?;
+        // CLIP has no bias
+        if has_bias {
+            add("v.patch_embd.bias", &mut table.values)?;
+        }
         add("v.class_embd", &mut class)?;
         Ok(PositionTable {
             class: Some(class),
@@ -104,6 +107,22 @@ impl Positions {
     }
 }
 
+/// Reads a square grid of any side.
+fn grid(tensors: &mut TensorBinder<'_>, h: &Hparams, kind: Kind) -> Result<PositionTable, Error> {
+    let is_square = |rows: &[u64]| match rows {
+        [rows] => *rows > 0 && rows.isqrt().pow(2) == *rows,
+        _ => false,
+    };
+    let (rows, values) = tensors.rows(NAME, h.n_embd, "a square number of rows", is_square)?;
+    Ok(PositionTable {
+        kind,
+        side: rows[0].isqrt(),
+        width: h.n_embd,
+        values,
+        class: None,
+    })
+}
+
 /// Reads an entry for each patch of a square image, and `more` entries behind them.
 fn square(
     tensors: &mut TensorBinder<'_>,
@@ -126,25 +145,32 @@ impl PositionTable {
     /// Returns the most patches along a side that have positions.
     pub fn most_patches(&self) -> usize {
         match self.kind {
-            Kind::Stretched => usize::MAX,
+            Kind::Stretched | Kind::Resized => usize::MAX,
             Kind::Square | Kind::Axes => self.side,
         }
     }
 
     /// Returns what is added to each row, `[rows][width]`, in the encoder's order; a stretched grid
-    /// is interpolated between the four nearest entries.
+    /// is interpolated between the four nearest entries, a resized one between all that a patch
+    /// covers.
     ///
     /// # Panics
     /// If a side has more than [`PositionTable::most_patches`].
     pub fn rows(&self, layout: &Layout) -> Vec<f32> {
         let [across, down] = layout.patches();
         let mut rows = Vec::with_capacity(layout.rows() * self.width);
+        let resized = |count| match self.kind {
+            Kind::Resized => covered(count, self.side),
+            _ => Vec::new(),
+        };
+        let (lines, columns) = (resized(down), resized(across));
         for [row, column] in &layout.places {
             match self.kind {
                 Kind::Stretched => {
                     let y = Between::new(*row, down, self.side);
                     rows.extend(self.between(y, Between::new(*column, across, self.side)));
                 }
+                Kind::Resized => rows.extend(self.mean(&lines[*row], &columns[*column])),
                 Kind::Square => rows.extend(self.entry(*row, *column)),
                 Kind::Axes => {
                     let both = self.entry(0, *column).iter().zip(self.entry(1, *row));
@@ -159,6 +185,20 @@ impl PositionTable {
 
     fn entry(&self, line: usize, at: usize) -> &[f32] {
         &self.values[(line * self.side + at) * self.width..][..self.width]
+    }
+
+    /// Returns the weighted sum of the entries in these lines and columns.
+    fn mean(&self, lines: &[(usize, f64)], columns: &[(usize, f64)]) -> Vec<f32> {
+        let mut sums = vec![0.0; self.width];
+        for (line, by_line) in lines {
+            for (column, by_column) in columns {
+                let entry = self.entry(*line, *column).iter();
+                let weight = by_line * by_column;
+                let sums = sums.iter_mut().zip(entry);
+                sums.for_each(|(sum, x)| *sum += weight * f64::from(*x));
+            }
+        }
+        sums.iter().map(|sum| *sum as f32).collect()
     }
 
     fn between(&self, y: Between, x: Between) -> impl Iterator<Item = f32> + '_ {
@@ -180,6 +220,24 @@ impl PositionTable {
             terms.sum::<f64>() as f32
         })
     }
+}
+
+/// Returns, for each of `count` patches in a line, those of `side` entries that it covers, and
+/// their weights, whose sum is 1: a triangle around its centre, as wide as two entries or two
+/// patches.
+fn covered(count: usize, side: usize) -> Vec<Vec<(usize, f64)>> {
+    let step = side as f64 / count as f64;
+    let reach = step.max(1.0);
+    let of_patch = |i: usize| {
+        let centre = (i as f64 + 0.5) * step;
+        let weight = |entry: usize| 1.0 - ((entry as f64 + 0.5 - centre) / reach).abs();
+        let weights = (0..side).map(|entry| (entry, weight(entry)));
+        let weights: Vec<(usize, f64)> = weights.filter(|(_, weight)| *weight > 0.0).collect();
+        let sum: f64 = weights.iter().map(|(_, weight)| weight).sum();
+        let share = |(entry, weight)| (entry, weight / sum);
+        weights.into_iter().map(share).collect()
+    };
+    (0..count).map(of_patch).collect()
 }
 
 /// Two neighbouring entries, and the fraction of the way from the first to the second.
@@ -239,6 +297,30 @@ mod tests {
             assert!((row[0] - expected).abs() < 1e-6, "{place:?}: {row:?}");
             assert!((row[1] - 10.0).abs() < 1e-6, "{place:?}: {row:?}");
         }
+    }
+
+    #[test]
+    fn entries_are_resized_with_the_weights_of_a_triangle() {
+        // as many patches as entries
+        assert_eq!(covered(2, 2), [vec![(0, 1.0)], vec![(1, 1.0)]]);
+        // twice as many: a quarter of the way from one centre to the next
+        let finer = covered(4, 2);
+        assert_eq!(finer[0], [(0, 1.0)], "nothing lies before the first");
+        assert_eq!(finer[1], [(0, 0.75), (1, 0.25)]);
+        // half as many: the kernel is twice as wide
+        let expected = [0.75, 0.75, 0.25].map(|weight| weight / 1.75);
+        let coarser = covered(2, 4);
+        let weights: Vec<f64> = coarser[0].iter().map(|(_, weight)| *weight).collect();
+        assert_eq!(weights, expected);
+        let table = PositionTable {
+            kind: Kind::Resized,
+            side: 2,
+            width: 1,
+            values: vec![0.0, 4.0, 8.0, 12.0],
+            class: None,
+        };
+        // one row of two patches: columns as they are, rows averaged
+        assert_eq!(table.rows(&Layout::new(2, 1, 1, None)), [4.0, 8.0]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use gguf_rs_lite::Gguf;
 use octavo_model::graph::{Norm, once};
+use octavo_model::hparams::MAX_WIDTH;
 use octavo_model::weights::NormWeights;
 use octavo_model::{Error, TensorBinder, Tensors, VecId, WeightId};
 
@@ -232,6 +233,15 @@ impl Binder<'_> {
         })
     }
 
+    /// Returns the number of rows of a matrix whose width the file alone says.
+    pub(super) fn rows_of(&self, name: &str) -> usize {
+        let rows = self.gguf.tensor(name).and_then(|info| info.dims.get(1));
+        let rows = rows.and_then(|rows| usize::try_from(*rows).ok());
+        // binding a matrix without rows says what is wrong with it
+        rows.filter(|rows| (1..=MAX_WIDTH).contains(rows))
+            .unwrap_or(1)
+    }
+
     /// Binds a matrix with a bias.
     pub(super) fn biased(&mut self, name: &str, rows: usize, cols: usize) -> Result<Affine, Error> {
         let bias = Some(self.tensors.vector(&format!("{name}.bias"), rows)?);
@@ -330,6 +340,37 @@ impl Binder<'_> {
     ) -> Result<Step, Error> {
         let norm = self.norm_of(Norm::Layer, name, n, "norm_b")?;
         Ok(Step::Norm(norm, Norm::Layer, eps, behind))
+    }
+
+    /// Binds a layer norm outside of blocks, if the file has it; `tap` names its result.
+    pub(super) fn optional_layer_norm_step(
+        &mut self,
+        name: &str,
+        n: usize,
+        tap: &'static str,
+    ) -> Result<Option<Step>, Error> {
+        if !self.tensors.has(&format!("{name}.weight")) {
+            return Ok(None);
+        }
+        let norm = self.norm_of(Norm::Layer, name, n, tap)?;
+        Ok(Some(Step::Norm(norm, Norm::Layer, self.h.norm_eps, None)))
+    }
+
+    /// Checks the tensors of a block that is not run, and leaves them out.
+    pub(super) fn leave_out_block(&mut self, l: usize) -> Result<(), Error> {
+        let mut unused = Binder {
+            tensors: TensorBinder::new(self.gguf),
+            positions: None,
+            row_end: None,
+            ..*self
+        };
+        unused.block(l)?;
+        let own = format!("v.blk.{l}.");
+        let all = self.gguf.tensors().iter();
+        for info in all.filter(|info| info.name.starts_with(&own)) {
+            self.tensors.ignore(&info.name);
+        }
+        Ok(())
     }
 
     /// Binds an RMS norm outside of blocks; `behind` is the number in its name.

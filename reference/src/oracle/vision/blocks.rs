@@ -92,7 +92,7 @@ impl Tower<'_, '_> {
         let [up, down] = ["ffn_up", "ffn_down"].map(|part| format!("v.blk.{block}.{part}"));
         let dims = self.weights.dims(&format!("{down}.weight"));
         let is_swapped = dims.and_then(<[u64]>::first) == Some(&(self.hp.n_embd as u64));
-        match self.hp.kind.is_square() && is_swapped {
+        match self.hp.kind.swaps_feed_forward() && is_swapped {
             true => [down, up],
             false => [up, down],
         }
@@ -162,7 +162,7 @@ impl Tower<'_, '_> {
                 let norm = self.weights.required_vector(&norm, head_dim)?;
                 *x = rms_norm(x, &norm, self.hp.norm_eps);
             }
-            if kind.is_square() {
+            if !kind.has_rope() {
                 continue;
             }
             self.rotate(x, width);
@@ -227,8 +227,9 @@ impl Tower<'_, '_> {
 
     /// Applies 2D RoPE to every head: one half of its pairs is rotated by the patch's row, the
     /// other by its column. Qwen pairs the halves of a head, and either axis begins with the
-    /// highest frequency. Pixtral pairs neighbours, and deals out frequencies in turn. Gemma 4 does
-    /// with each half of a head what others do with a head, the first by column.
+    /// highest frequency. Pixtral pairs neighbours, and deals out frequencies in turn. Kimi-VL too
+    /// pairs them, the first half by column. Gemma 4 does with each half of a head what others do
+    /// with a head, the first by column.
     fn rotate(&self, x: &mut [f64], width: usize) {
         let (head_dim, kind) = (self.hp.head_dim(), self.hp.kind);
         let base: f64 = if kind == Kind::Gemma4 {
@@ -252,9 +253,13 @@ impl Tower<'_, '_> {
                 halves.for_each(|(half, turns)| RopePairs::Halves.rotate(half, turns));
                 continue;
             }
-            let rotation = [turns(row, 0.0), turns(column, second)].concat();
+            let (first, other) = match kind {
+                Kind::KimiVl => (column, row),
+                _ => (row, column),
+            };
+            let rotation = [turns(first, 0.0), turns(other, second)].concat();
             let pairs = match kind {
-                Kind::Pixtral => RopePairs::Adjacent,
+                Kind::Pixtral | Kind::KimiVl => RopePairs::Adjacent,
                 _ => RopePairs::Halves,
             };
             x.chunks_mut(head_dim)

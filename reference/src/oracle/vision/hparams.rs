@@ -24,10 +24,16 @@ pub(super) enum Kind {
     Idefics3,
     /// A class row after the patches, factors on results of blocks, tiles.
     InternVl,
+    /// SigLIP 2 on images of any size, large ones in tiles.
+    Lfm2,
+    /// CLIP without its last block, a class row, squares or tiles.
+    Llava,
+    /// Layer norms, RoPE by axis, a table of positions that is resized.
+    KimiVl,
 }
 
 /// Kinds by llama.cpp's names of their projectors.
-const KINDS: [(&str, Kind); 9] = [
+const KINDS: [(&str, Kind); 12] = [
     ("qwen3vl_merger", Kind::Qwen3),
     ("qwen2.5vl_merger", Kind::Qwen25),
     ("qwen2.5o", Kind::Qwen25),
@@ -37,6 +43,9 @@ const KINDS: [(&str, Kind); 9] = [
     ("pixtral", Kind::Pixtral),
     ("idefics3", Kind::Idefics3),
     ("internvl", Kind::InternVl),
+    ("lfm2", Kind::Lfm2),
+    ("mlp", Kind::Llava),
+    ("kimivl", Kind::KimiVl),
 ];
 
 impl Kind {
@@ -63,7 +72,31 @@ impl Kind {
 
     /// Returns whether images, or tiles, are squares of one size.
     pub(super) fn is_square(self) -> bool {
-        matches!(self, Self::Gemma3 | Self::Idefics3 | Self::InternVl)
+        matches!(
+            self,
+            Self::Gemma3 | Self::Idefics3 | Self::InternVl | Self::Llava
+        )
+    }
+
+    /// Returns whether queries and keys are rotated.
+    pub(super) fn has_rope(self) -> bool {
+        !self.is_square() && self != Self::Lfm2
+    }
+
+    /// Returns whether a class row follows the patches.
+    pub(super) fn has_class_row(self) -> bool {
+        matches!(self, Self::InternVl | Self::Llava)
+    }
+
+    /// Returns whether old files have the products up and down the other way round.
+    pub(super) fn swaps_feed_forward(self) -> bool {
+        matches!(self, Self::Gemma3 | Self::Idefics3 | Self::Llava)
+    }
+
+    /// Returns whether the table of positions is resized to an image, with weights of all entries
+    /// that a patch covers.
+    pub(super) fn resizes_positions(self) -> bool {
+        matches!(self, Self::Lfm2 | Self::KimiVl)
     }
 
     /// Returns the key of the side of an image token in patches, and its default.
@@ -73,8 +106,8 @@ impl Kind {
             Self::Pixtral => ("spatial_merge_size", Some(1)),
             Self::Gemma3 => ("projector.scale_factor", Some(4)),
             Self::Gemma4 | Self::Gemma4Unified => ("projector.scale_factor", Some(3)),
-            Self::Idefics3 => ("projector.scale_factor", None),
-            Self::InternVl => ("projector.scale_factor", Some(1)),
+            Self::Idefics3 | Self::Lfm2 | Self::KimiVl => ("projector.scale_factor", None),
+            Self::InternVl | Self::Llava => ("projector.scale_factor", Some(1)),
         }
     }
 }
@@ -130,7 +163,7 @@ impl Hparams {
         };
         let n_head = some("attention.head_count")?;
         // each of two axes rotates half of a head, in pairs
-        let multiple = if kind.is_square() { 2 } else { 4 };
+        let multiple = if kind.has_rope() { 4 } else { 2 };
         if n_head > 0
             && (!n_embd.is_multiple_of(n_head) || !(n_embd / n_head).is_multiple_of(multiple))
         {
@@ -142,6 +175,8 @@ impl Hparams {
             None => n_head,
         };
         let n_block = some("block_count")?;
+        // LLaVA's last block is not run
+        let n_block = n_block - usize::from(kind == Kind::Llava);
         if n_block > gguf.tensors().len() {
             let expected = "no more blocks than the file has tensors";
             return Err(keys.bad("block_count", expected, n_block));

@@ -10,6 +10,7 @@ mod layout;
 mod patches;
 mod prepare;
 mod projector;
+mod tiles;
 
 use super::weights::Weights;
 use super::{ImageRows, Tap};
@@ -243,7 +244,12 @@ impl<'a> VisionOracle<'a> {
         self.pass(&weights, &layout, nothing, &mut |_, _, _, _| {})?;
         let used = weights.used.into_inner();
         let audio = |name: &str| name.starts_with("a.") || name.starts_with("mm.a.");
-        let unused = |info: &&TensorInfo| !used.contains(&info.name) && !audio(&info.name);
+        let not_run = format!("v.blk.{}.", self.hparams.n_block);
+        let left_out = |name: &str| {
+            let of_llava = name.starts_with(&not_run) || name == "v.image_newline";
+            audio(name) || self.hparams.kind == Kind::Llava && of_llava
+        };
+        let unused = |info: &&TensorInfo| !used.contains(&info.name) && !left_out(&info.name);
         match self.gguf.tensors().iter().find(unused) {
             None => Ok(()),
             Some(info) => Err(Error::UnusedTensor {

@@ -29,14 +29,17 @@ impl Tower<'_, '_> {
             Kind::Pixtral => return self.rms_norm("v.pre_ln", "pre_ln", None, n_embd, &x),
             Kind::Gemma4 | Kind::Gemma4Unified => "pos_embd",
             Kind::Gemma3 | Kind::Idefics3 | Kind::InternVl => "pos_embed",
+            Kind::Lfm2 | Kind::Llava | Kind::KimiVl => "pos_embed",
             Kind::Qwen3 => "inp_pos_emb",
         };
-        if kind != Kind::Gemma4 {
+        // CLIP has no bias
+        let has_bias = kind != Kind::Llava || self.weights.has("v.patch_embd.bias");
+        if kind != Kind::Gemma4 && has_bias {
             self.add_bias("v.patch_embd", n_embd, &mut x)?;
         }
         match kind {
             Kind::Gemma4 => {}
-            Kind::InternVl => {
+            _ if kind.has_class_row() => {
                 let class = self.weights.required_vector("v.class_embd", n_embd)?;
                 x.extend(class.iter().filter(|_| !self.layout.places.is_empty()));
             }
@@ -44,6 +47,10 @@ impl Tower<'_, '_> {
         }
         add_into(&mut x, &self.positions()?);
         self.tap(positions, None, n_embd, &mut x);
+        if kind == Kind::Llava && self.weights.has("v.pre_ln.weight") {
+            let eps = self.hp.norm_eps;
+            return self.layer_norm("v.pre_ln", "pre_ln", None, (n_embd, eps), &x);
+        }
         Ok(x)
     }
 
@@ -112,17 +119,21 @@ impl Tower<'_, '_> {
             Some(size) => size / self.hp.patch,
             None => self.table_side()?,
         };
-        let has_class = self.hp.kind == Kind::InternVl;
+        let has_class = self.hp.kind.has_class_row();
         let n = side * side + usize::from(has_class);
         let table = self.weights.required_rows(POSITIONS, n_embd, n)?;
         let [across, down] = self.layout.patches();
         let mut x = Vec::with_capacity(self.layout.places.len() * n_embd);
         for &[row, column] in &self.layout.places {
-            let (y, x_) = (between(row, down, side), between(column, across, side));
+            let entries = match self.hp.kind.resizes_positions() {
+                true => covered,
+                false => |i, count, n| between(i, count, n).to_vec(),
+            };
+            let (y, x_) = (entries(row, down, side), entries(column, across, side));
             let start = x.len();
             x.resize(start + n_embd, 0.0);
             for (ty, wy) in y {
-                for (tx, wx) in x_ {
+                for (tx, wx) in &x_ {
                     let entry = &table[(ty * side + tx) * n_embd..][..n_embd];
                     let sums = x[start..].iter_mut().zip(entry);
                     sums.for_each(|(sum, value)| *sum += wy * wx * value);
@@ -155,6 +166,24 @@ impl Tower<'_, '_> {
     }
 }
 
+/// Returns the entries, of `n`, that position `i` of `count` covers, with their weights: PyTorch's
+/// linear interpolation with `antialias` and without `align_corners`.
+fn covered(i: usize, count: usize, n: usize) -> Vec<(usize, f64)> {
+    let scale = n as f64 / count as f64;
+    let support = scale.max(1.0);
+    let centre = scale * (i as f64 + 0.5);
+    let first = (centre - support + 0.5).max(0.0) as usize;
+    let end = ((centre + support + 0.5) as usize).min(n);
+    let weight = |entry: usize| {
+        let distance = (entry as f64 + 0.5 - centre) / support;
+        (1.0 - distance.abs()).max(0.0)
+    };
+    let sum: f64 = (first..end).map(weight).sum();
+    (first..end)
+        .map(|entry| (entry, weight(entry) / sum))
+        .collect()
+}
+
 /// Returns the two entries, of `n`, around position `i` of `count`, with their weights.
 fn between(i: usize, count: usize, n: usize) -> [(usize, f64); 2] {
     let source = match count {
@@ -170,6 +199,15 @@ fn between(i: usize, count: usize, n: usize) -> [(usize, f64); 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn patches_that_cover_several_entries_have_some_of_each() {
+        assert_eq!(covered(1, 3, 3), [(1, 1.0), (2, 0.0)]);
+        let half = covered(0, 2, 4);
+        let expected = [0.75, 0.75, 0.25].map(|weight| weight / 1.75);
+        assert_eq!(half.iter().map(|(_, w)| *w).collect::<Vec<_>>(), expected);
+        assert_eq!(covered(1, 4, 2)[..2], [(0, 0.75), (1, 0.25)]);
+    }
 
     #[test]
     fn corners_of_the_table_meet_corners_of_the_image() {

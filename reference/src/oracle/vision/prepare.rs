@@ -4,6 +4,7 @@
 
 use super::super::hparams::Keys;
 use super::hparams::Kind;
+use super::tiles::{LFM2_TILE, best_size, lfm2_size};
 use super::{Pixels, VisionOracle};
 use crate::Error;
 
@@ -49,6 +50,8 @@ struct Resized {
     steps: Vec<Resizing>,
     /// Size of the upper left part that is kept.
     size: [usize; 2],
+    /// Colour around a padded image.
+    around: [u8; 3],
 }
 
 /// A change of size.
@@ -65,6 +68,7 @@ impl Resized {
         Resized {
             steps: vec![Resizing::Fitted(size, filter)],
             size,
+            around: [0; 3],
         }
     }
 }
@@ -151,7 +155,7 @@ impl VisionOracle<'_> {
                     .collect(),
             };
             let change = |plane: Plane, step: &Resizing| match *step {
-                Resizing::Fitted([width, height], filter) => plane.fitted(width, height, filter),
+                Resizing::Fitted(to, filter) => plane.fitted(to, filter, resized.around[colour]),
                 Resizing::Stretched(to, filter) => plane.stretched(to, filter),
             };
             let plane = resized.steps.iter().fold(plane, change);
@@ -173,15 +177,46 @@ impl VisionOracle<'_> {
         let first_tile = |steps| Resized {
             steps,
             size: [side; 2],
+            around: [0; 3],
         };
         match self.hparams.kind {
             Kind::Gemma3 => Ok(Resized::whole([side; 2], Filter::Bilinear)),
+            Kind::Llava => {
+                let sizes = self.listed_sizes(&self.keys())?;
+                let large = sides.iter().any(|length| *length > side);
+                match best_size(sides, &sizes).filter(|_| large) {
+                    Some(whole) => Ok(first_tile(vec![Resizing::Fitted(whole, Filter::Bicubic)])),
+                    None if sizes.is_empty() => Ok(Resized {
+                        around: [122, 116, 104],
+                        ..Resized::whole([side; 2], Filter::Bicubic)
+                    }),
+                    None => {
+                        let overview = Resizing::Stretched([side; 2], Filter::Bicubic);
+                        Ok(first_tile(vec![overview]))
+                    }
+                }
+            }
+            Kind::Lfm2 => {
+                let to = size(sides, side, limits);
+                Ok(
+                    match lfm2_size(sides, [self.hparams.patch, side], limits[1]) {
+                        Some(whole) => Resized {
+                            size: [LFM2_TILE; 2],
+                            ..Resized::whole(whole, Filter::Bilinear)
+                        },
+                        None => Resized {
+                            steps: vec![Resizing::Stretched(to, Filter::Bilinear)],
+                            ..Resized::whole(to, Filter::Bilinear)
+                        },
+                    },
+                )
+            }
             Kind::InternVl if sides.iter().all(|length| *length <= side) => {
                 let overview = Resizing::Stretched([side; 2], Filter::Bicubic);
                 Ok(first_tile(vec![overview]))
             }
             Kind::InternVl => {
-                let whole = self.best_grid(sides, side)?.map(|n| n * side);
+                let whole = self.best_grid(sides, side)?;
                 Ok(first_tile(vec![Resizing::Fitted(whole, Filter::Bicubic)]))
             }
             Kind::Idefics3 => {
@@ -200,9 +235,8 @@ impl VisionOracle<'_> {
         }
     }
 
-    /// Returns the columns and rows of tiles that InternVL cuts an image into: those that leave the
-    /// most of its pixels, then those that waste the fewest, then the first.
-    fn best_grid(&self, [width, height]: [usize; 2], side: usize) -> Result<[usize; 2], Error> {
+    /// Returns the size of the tiles that InternVL cuts an image into.
+    fn best_grid(&self, sides: [usize; 2], side: usize) -> Result<[usize; 2], Error> {
         let keys = self.keys();
         let number = |key, without| keys.integer(key).map(|n| n.unwrap_or(without));
         let min = number("preproc_min_tiles", 1)?;
@@ -216,16 +250,8 @@ impl VisionOracle<'_> {
             let n = columns * rows;
             (min..=max).contains(&n) && *columns >= min && *rows >= min
         };
-        let worth = |[columns, rows]: [usize; 2]| {
-            let (w, h) = ((columns * side) as f32, (rows * side) as f32);
-            let factor = (w / width as f32).min(h / height as f32);
-            let scaled = (width as f32 * factor) as usize * (height as f32 * factor) as usize;
-            let kept = scaled.min(width * height);
-            (kept, std::cmp::Reverse(columns * rows * side * side - kept))
-        };
-        // of equals `max_by_key` takes the last
-        let grids: Vec<[usize; 2]> = grids.filter(is_allowed).collect();
-        let best = grids.into_iter().rev().max_by_key(|grid| worth(*grid));
+        let sizes = grids.filter(is_allowed).map(|grid| grid.map(|n| n * side));
+        let best = best_size(sides, &sizes.collect::<Vec<_>>());
         best.ok_or_else(|| keys.bad("preproc_max_tiles", format!("at least {min}"), max))
     }
 
@@ -268,8 +294,8 @@ fn size(sides: [usize; 2], unit: usize, [least, most]: [usize; 2]) -> [usize; 2]
 }
 
 impl Plane {
-    /// Scales by one factor until the image fits, and centres it on black.
-    fn fitted(self, width: usize, height: usize, filter: Filter) -> Plane {
+    /// Scales by one factor until the image fits, and centres it on a colour.
+    fn fitted(self, [width, height]: [usize; 2], filter: Filter, around: u8) -> Plane {
         if (self.width, self.height) == (width, height) {
             return self;
         }
@@ -281,7 +307,7 @@ impl Plane {
         let inner = inner.map(|side| side.max(1));
         let image = self.stretched(inner, filter);
         let (left, top) = ((width - inner[0]) / 2, (height - inner[1]) / 2);
-        let mut bytes = vec![0; width * height];
+        let mut bytes = vec![around; width * height];
         for (y, row) in image.bytes.chunks(inner[0]).enumerate() {
             bytes[(top + y) * width + left..][..inner[0]].copy_from_slice(row);
         }

@@ -78,8 +78,57 @@ impl Tower<'_, '_> {
                 };
                 self.feed_forward(&feed, &x)?
             }
+            Kind::Lfm2 | Kind::Llava | Kind::KimiVl => self.project_any_size(x)?,
         };
         self.in_raster_order(&[projected])
+    }
+
+    /// Computes the rows of encoders whose last norm is optional, and whose projector's inner width
+    /// no key says.
+    fn project_any_size(&mut self, x: &[f64]) -> Result<Vec<f64>, Error> {
+        /// Epsilon of projectors' norms.
+        const EPS: f64 = 1e-5;
+        let (n_embd, n_merged, rows) = (self.hp.n_embd, self.hp.n_merged(), self.hp.n_projected);
+        let mut x = self.optional_norm("v.post_ln", x)?;
+        if self.hp.kind == Kind::Llava {
+            // the class row is the last; llama.cpp leaves out the first
+            let rest = x.get(n_embd..).unwrap_or(&[]);
+            let inner = self.inner("mm.0");
+            let x = self.linear("mm.0", n_embd, inner, rest)?;
+            let x: Vec<f64> = x.into_iter().map(|x| Activation::Gelu.of(x)).collect();
+            return self.linear("mm.2", inner, rows, &x);
+        }
+        const NORM: &str = "mm.input_norm";
+        if self.hp.kind == Kind::Lfm2 {
+            self.tap("pixel_shuffle", None, n_merged, &mut x);
+            if self.weights.has("mm.input_norm.weight") {
+                x = self.layer_norm(NORM, "norm_b", None, (n_merged, EPS), &x)?;
+            }
+        } else {
+            x = self.layer_norm(NORM, "norm_b", None, (n_embd, EPS), &x)?;
+            self.tap("proj_inp_normed", None, n_merged, &mut x);
+        }
+        let feed = FeedForward {
+            dims: [n_merged, self.inner("mm.1"), rows],
+            ..self.projection("mm.1", "mm.2", None)
+        };
+        self.feed_forward(&feed, &x)
+    }
+
+    /// Computes the layer norm of the encoder's result, if the file has it.
+    fn optional_norm(&mut self, tensor: &str, x: &[f64]) -> Result<Vec<f64>, Error> {
+        let of_rows = (self.hp.n_embd, self.hp.norm_eps);
+        match self.weights.has(&format!("{tensor}.weight")) {
+            true => self.layer_norm(tensor, "norm_b", None, of_rows, x),
+            false => Ok(x.to_vec()),
+        }
+    }
+
+    /// Returns the number of rows of a matrix, which no key says.
+    fn inner(&self, tensor: &str) -> usize {
+        let dims = self.weights.dims(&format!("{tensor}.weight"));
+        let rows = dims.and_then(|dims| dims.get(1)).copied();
+        rows.map_or(0, |rows| rows as usize)
     }
 
     /// Returns the mean of the patches of each image token.

@@ -13,7 +13,7 @@ const ROPE_BASE: f64 = 100.0;
 
 pub(super) const SPEC: Spec = Spec {
     names: &["gemma4v"],
-    images: Images::Dynamic { min: 70, max: 1120 },
+    images: Images::dynamic(70, 1120),
     prompt: Prompt::Between(["<|image>", "<image|>"]),
     bidirectional,
     merge: Merge {

@@ -77,23 +77,23 @@ fn at_longest(source: Size, longest: usize) -> Result<Size, Error> {
 }
 
 /// Returns the text around and between tiles: the place of each, and the overview last.
-fn prompt([columns, rows]: [usize; 2], tokens: usize) -> Vec<ImagePart> {
+fn prompt([columns, rows]: [usize; 2], tokens: &[usize]) -> Vec<ImagePart> {
     let text = |text: String| ImagePart::Text(text);
+    let mut tokens = tokens.iter().map(|n| ImagePart::Tokens(*n));
     let mut parts = Vec::new();
     for row in 1..=rows {
         for column in 1..=columns {
             let place = format!("{AROUND}<row_{row}_col_{column}>");
-            parts.extend([text(place), ImagePart::Tokens(tokens)]);
+            parts.push(text(place));
+            parts.extend(tokens.next());
         }
         let end = if row < rows { "\n" } else { "\n\n" };
         parts.push(text(end.to_owned()));
     }
     let overview = format!("{AROUND}<global-img>");
-    parts.extend([
-        text(overview),
-        ImagePart::Tokens(tokens),
-        text(AROUND.to_owned()),
-    ]);
+    parts.push(text(overview));
+    parts.extend(tokens);
+    parts.push(text(AROUND.to_owned()));
     parts
 }
 

@@ -72,36 +72,25 @@ fn tiles(image: &DecodedImage, h: &Hparams, _: TokenLimits) -> Result<Tiles, cra
     if source.width <= side && source.height <= side {
         return Ok(Tiles::none().with(overview));
     }
-    let whole = best_grid(source, side, h.tiles).map(|n| n * side);
+    let best = source.best_of(grids(side, h.tiles));
+    let whole = best.unwrap_or(Size::square(side));
     Ok(Tiles::cut(&fit(image, whole, Filter::Bicubic), side).with(overview))
 }
 
-/// Returns the columns and rows of the best grid of `min` to `max` tiles.
-fn best_grid(source: Size, side: usize, [min, max]: [usize; 2]) -> Size {
-    let (width, height) = (source.width as f32, source.height as f32);
-    let (mut best, mut grid) = ((0, usize::MAX), Size::square(1));
-    for columns in min..=max {
-        for rows in min..=max / columns {
-            let to = [columns * side, rows * side];
-            let scale = (to[0] as f32 / width).min(to[1] as f32 / height);
-            let scaled = (width * scale) as usize * (height * scale) as usize;
-            let left = scaled.min(source.width * source.height);
-            let wasted = to[0] * to[1] - left;
-            if left > best.0 || (left == best.0 && wasted < best.1) {
-                best = (left, wasted);
-                grid = Size {
-                    width: columns,
-                    height: rows,
-                };
-            }
-        }
-    }
-    grid
+/// Returns all sizes of `min` to `max` tiles.
+fn grids(side: usize, [min, max]: [usize; 2]) -> impl Iterator<Item = Size> {
+    let of_columns = move |columns| (min..=max / columns).map(move |rows| (columns, rows));
+    (min..=max)
+        .flat_map(of_columns)
+        .map(move |(columns, rows)| Size {
+            width: columns * side,
+            height: rows * side,
+        })
 }
 
 /// Returns all tiles and the overview one behind the other, between two control tokens.
-fn prompt([columns, rows]: [usize; 2], tokens: usize) -> Vec<ImagePart> {
+fn prompt(_: [usize; 2], tokens: &[usize]) -> Vec<ImagePart> {
     let text = |text: &str| ImagePart::Text(text.to_owned());
-    let all = (columns * rows + 1) * tokens;
-    vec![text("<img>"), ImagePart::Tokens(all), text("</img>")]
+    let all = ImagePart::Tokens(tokens.iter().sum());
+    vec![text("<img>"), all, text("</img>")]
 }

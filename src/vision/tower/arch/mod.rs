@@ -6,6 +6,9 @@ mod gemma4uv;
 mod gemma4v;
 mod idefics3;
 mod internvl;
+mod kimivl;
+mod lfm2;
+mod llava;
 mod pixtral;
 mod qwen25vl;
 mod qwen3vl;
@@ -13,6 +16,7 @@ mod qwen3vl;
 use std::fmt;
 
 use octavo_engine::ImagePart;
+use octavo_kernels::Pairing;
 use octavo_model::graph::Norm;
 use octavo_model::keys::Keys;
 use octavo_model::{Error, Rope};
@@ -25,7 +29,7 @@ use super::weights::{Binder, Block};
 use crate::pixels::{DecodedImage, Filter, Size, Tiles, TokenLimits, resample};
 
 /// Every vision encoder.
-const ALL: [Projector; 8] = [
+const ALL: [Projector; 11] = [
     Projector(&qwen3vl::SPEC),
     Projector(&qwen25vl::SPEC),
     Projector(&gemma3::SPEC),
@@ -34,6 +38,9 @@ const ALL: [Projector; 8] = [
     Projector(&pixtral::SPEC),
     Projector(&idefics3::SPEC),
     Projector(&internvl::SPEC),
+    Projector(&lfm2::SPEC),
+    Projector(&llava::SPEC),
+    Projector(&kimivl::SPEC),
 ];
 
 /// Kind of a vision encoder, by the type of its projector.
@@ -88,6 +95,8 @@ pub(crate) struct Spec {
     pub(super) merge: Merge,
     /// A row that belongs to no patch follows the patches through the blocks (CLS).
     pub(super) has_class_row: bool,
+    /// The row of the first patch is left out, and the class row is the last (as in llama.cpp).
+    pub(super) drops_first_row: bool,
     /// Pixels go from -1 to 1 after they are normalised.
     pub(super) centred: bool,
     /// Whether there are blocks at all.
@@ -124,11 +133,32 @@ pub(crate) struct Spec {
 #[derive(Clone, Copy)]
 pub(crate) enum Images {
     /// Any size of whole image tokens, with a number of them within limits: by default these.
-    Dynamic { min: usize, max: usize },
+    Dynamic {
+        min: usize,
+        max: usize,
+        /// Another way to resize images than padding them.
+        cut: Option<Cut>,
+    },
     /// Always the square of `image_size`.
     Square,
     /// Tiles of the square of `image_size`.
     Tiles(fn(&DecodedImage, &Hparams, TokenLimits) -> Result<Tiles, crate::Error>),
+}
+
+impl Images {
+    /// Returns any size, padded, with a number of tokens between these by default.
+    const fn dynamic(min: usize, max: usize) -> Images {
+        let cut = None;
+        Images::Dynamic { min, max, cut }
+    }
+}
+
+/// Resizes images of any size, within limits on the number of tokens of what is not a tile.
+#[derive(Clone, Copy)]
+pub(crate) struct Cut {
+    /// Side in pixels of tiles that large images are cut into.
+    pub(crate) side: usize,
+    pub(crate) tiles: fn(&DecodedImage, &Hparams, [usize; 2]) -> Result<Tiles, crate::Error>,
 }
 
 /// Text and tokens that a prompt has in place of an image.
@@ -136,8 +166,9 @@ pub(crate) enum Images {
 pub(crate) enum Prompt {
     /// The image's tokens between two texts.
     Between([&'static str; 2]),
-    /// A list, from the columns and rows of tiles and the image tokens of each.
-    Tiles(fn([usize; 2], usize) -> Vec<ImagePart>),
+    /// A list, from the columns and rows of tiles and the number of image tokens of each; that of
+    /// an overview follows.
+    Tiles(fn([usize; 2], &[usize]) -> Vec<ImagePart>),
 }
 
 /// Square of patches that becomes one image token.
@@ -193,6 +224,7 @@ const VIT: Spec = Spec {
         most: 64,
     },
     has_class_row: false,
+    drops_first_row: false,
     centred: false,
     has_blocks: true,
     norm: Norm::Layer,
@@ -215,7 +247,7 @@ const VIT: Spec = Spec {
 
 /// The two projectors of Qwen: patches in the order of image tokens, and llama.cpp's names of them.
 const QWEN: Spec = Spec {
-    images: Images::Dynamic { min: 8, max: 4096 },
+    images: Images::dynamic(8, 4096),
     prompt: Prompt::Between(["<|vision_start|>", "<|vision_end|>"]),
     // llama.cpp's graph knows no other
     merge: Merge {
@@ -233,6 +265,21 @@ const QWEN: Spec = Spec {
     raster: false,
     ..VIT
 };
+
+/// Returns the 2D RoPE of neighbouring pairs: either half of a head is rotated along an axis, with
+/// frequencies shifted by so many halves of a step.
+fn rope_of_neighbours(head_dim: usize, halves: [(usize, usize); 2]) -> Rope {
+    /// Base; llama.cpp reads no key.
+    const BASE: f64 = 10_000.0;
+    Rope {
+        pairing: Pairing::Norm,
+        frequencies: halves
+            .map(|(_, shift)| frequencies(BASE, head_dim, shift))
+            .concat(),
+        magnitude: 1.0,
+        axes: halves.map(|(axis, _)| vec![axis; head_dim / 4]).concat(),
+    }
+}
 
 /// Returns the frequencies `base^(-4 (i + shift / 2) / head_dim)` of a quarter of a head's values.
 fn frequencies(base: f64, head_dim: usize, shift: usize) -> Vec<f64> {

@@ -1,18 +1,14 @@
 //! Pixtral and Mistral Small 3.1 and later: RoPE whose frequencies are dealt out to rows and
 //! columns in turn, squares of patches as one vector, and a row of its own at the end of lines.
 
-use octavo_kernels::Pairing;
 use octavo_model::graph::Norm;
 
-use super::frequencies;
-use super::{Binder, COLUMN, Error, Images, Merge, Prompt, ROW, Rope, Rotation, Spec, Step, VIT};
-
-/// RoPE base; llama.cpp reads no key.
-const ROPE_BASE: f64 = 10_000.0;
+use super::rope_of_neighbours;
+use super::{Binder, COLUMN, Error, Images, Merge, Prompt, ROW, Rotation, Spec, Step, VIT};
 
 pub(super) const SPEC: Spec = Spec {
     names: &["pixtral"],
-    images: Images::Dynamic { min: 8, max: 1024 },
+    images: Images::dynamic(8, 1024),
     prompt: Prompt::Between(["", "[IMG_END]"]),
     merge: Merge {
         key: "vision.spatial_merge_size",
@@ -20,7 +16,8 @@ pub(super) const SPEC: Spec = Spec {
     },
     norm: Norm::Rms,
     biases: false,
-    rotation: Rotation::Whole(rope),
+    // the two halves of a head take the frequencies of the whole head in turn
+    rotation: Rotation::Whole(|head_dim| rope_of_neighbours(head_dim, [(ROW, 0), (COLUMN, 1)])),
     head_multiple: 4,
     embed: |b| {
         let n = b.h.n_embd;
@@ -32,20 +29,6 @@ pub(super) const SPEC: Spec = Spec {
     project,
     ..VIT
 };
-
-/// Returns the 2D RoPE: of neighbouring pairs, the first half is rotated by the patch's row, the
-/// other by its column; the two take the frequencies of the whole head in turn.
-fn rope(head_dim: usize) -> Rope {
-    let quarter = head_dim / 4;
-    Rope {
-        pairing: Pairing::Norm,
-        frequencies: [0, 1]
-            .map(|shift| frequencies(ROPE_BASE, head_dim, shift))
-            .concat(),
-        magnitude: 1.0,
-        axes: [vec![ROW; quarter], vec![COLUMN; quarter]].concat(),
-    }
-}
 
 fn project(b: &mut Binder<'_>) -> Result<Vec<Step>, Error> {
     let (n, rows) = (b.h.n_embd, b.h.n_projected);

@@ -127,6 +127,7 @@ const INTERNVL_CHAT: Case = Case {
     config: || {
         let mut all = internvl("llm_config", "gelu");
         all["select_layer"] = json!(-1);
+        all["ps_version"] = json!("v2");
         all
     },
     ..INTERNVL

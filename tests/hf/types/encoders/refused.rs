@@ -42,6 +42,9 @@ const SETTINGS: &[(&str, &str, &str, Change)] = &[
     ("internvl_chat", "select_layer", "-4", |c| {
         c["select_layer"] = json!(-4);
     }),
+    ("internvl_chat", "ps_version", "v2", |c| {
+        c["ps_version"] = json!("v1");
+    }),
     ("mistral3", "vision_config.model_type", "pixtral", |c| {
         c["vision_config"]["model_type"] = json!("clip_vision_model");
     }),

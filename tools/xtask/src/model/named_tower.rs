@@ -20,6 +20,12 @@ pub(super) enum TowerName {
     Idefics3,
     /// InternViT of 300M, in tiles of 448 pixels: InternVL 2.5, 3 and 3.5
     Internvl,
+    /// SigLIP 2 of 400M, on any size and on tiles of 512 pixels: LFM2-VL 1.6B and 3B
+    Lfm2,
+    /// CLIP's ViT-L of 336 pixels: LLaVA 1.5 and, in tiles, 1.6
+    Llava,
+    /// MoonViT: Kimi-VL
+    Kimivl,
 }
 
 /// A vision tower for text models of a width.
@@ -50,6 +56,9 @@ impl NamedTower {
             TowerName::Pixtral => [1024, 4096, 24, 16, 14, 2],
             TowerName::Idefics3 => [768, 3072, 12, 12, 16, 4],
             TowerName::Internvl => [1024, 4096, 24, 16, 14, 2],
+            TowerName::Lfm2 => [1152, 4304, 27, 16, 16, 2],
+            TowerName::Llava => [1024, 4096, 24, 16, 14, 1],
+            TowerName::Kimivl => [1152, 4304, 27, 16, 14, 2],
         }
     }
 
@@ -61,14 +70,24 @@ impl NamedTower {
             TowerName::Pixtral => 1540,
             TowerName::Idefics3 => 512,
             TowerName::Internvl => 448,
+            TowerName::Lfm2 => 256,
+            TowerName::Llava => 336,
+            // its table of positions is that of 64 x 64 patches
+            TowerName::Kimivl => 896,
         }
     }
 
     /// Returns whether matrices have biases, and every patch of the square image an entry in the
     /// table of positions.
     fn has_biases(self) -> bool {
-        use TowerName::{Gemma3, Idefics3, Internvl};
-        matches!(self.name, Gemma3 | Idefics3 | Internvl)
+        use TowerName::{Gemma3, Idefics3, Internvl, Kimivl, Lfm2, Llava};
+        let square = matches!(self.name, Gemma3 | Idefics3 | Internvl | Llava);
+        square || matches!(self.name, Lfm2 | Kimivl)
+    }
+
+    /// Returns whether a class row follows the patches.
+    fn has_class_row(self) -> bool {
+        matches!(self.name, TowerName::Internvl | TowerName::Llava)
     }
 
     /// Returns every tensor; matrices and patch kernels in F16, as llama.cpp's converter writes
@@ -94,9 +113,11 @@ impl NamedTower {
             self.put_block(&mut |name, dims| put(&format!("v.blk.{l}.{name}"), dims));
         }
         if self.has_biases() {
-            let has_class = self.name == TowerName::Internvl;
+            let has_class = self.has_class_row();
             let side = u64::from(self.image_size()) / p;
-            put("v.patch_embd.bias", &[d]);
+            if self.name != TowerName::Llava {
+                put("v.patch_embd.bias", &[d]);
+            }
             put(
                 "v.position_embd.weight",
                 &[d, side * side + u64::from(has_class)],
@@ -182,6 +203,25 @@ impl NamedTower {
                 put("v.token_embd.img_break", &[e]);
             }
             TowerName::Idefics3 => put("mm.model.fc.weight", &[d * merge * merge, e]),
+            TowerName::Lfm2 | TowerName::Kimivl => {
+                let merged = d * merge * merge;
+                let [inner, normed] = match self.name {
+                    TowerName::Lfm2 => [2560, merged],
+                    _ => [merged, d],
+                };
+                put_layer_norm("mm.input_norm", normed, put);
+                for (part, [from, to]) in [(1, [merged, inner]), (2, [inner, e])] {
+                    put(&format!("mm.{part}.weight"), &[from, to]);
+                    put(&format!("mm.{part}.bias"), &[to]);
+                }
+            }
+            TowerName::Llava => {
+                put_layer_norm("v.pre_ln", d, put);
+                for (part, from) in [(0, d), (2, e)] {
+                    put(&format!("mm.{part}.weight"), &[from, e]);
+                    put(&format!("mm.{part}.bias"), &[e]);
+                }
+            }
             TowerName::Internvl => {
                 let merged = d * merge * merge;
                 put_layer_norm("mm.model.mlp.0", merged, put);
@@ -202,6 +242,10 @@ impl NamedTower {
             TowerName::Pixtral => ("pixtral", Some("use_silu"), CLIP, 1e-5),
             TowerName::Idefics3 => ("idefics3", Some("use_gelu"), [[0.5; 3]; 2], 1e-5),
             TowerName::Internvl => ("internvl", Some("use_gelu"), IMAGE_NET, 1e-6),
+            TowerName::Lfm2 => ("lfm2", Some("use_gelu"), [[0.5; 3]; 2], 1e-6),
+            // quick GELU
+            TowerName::Llava => ("mlp", None, CLIP, 1e-5),
+            TowerName::Kimivl => ("kimivl", Some("use_gelu"), [[0.5; 3]; 2], 1e-5),
         };
         writer
             .set("general.architecture", "clip")
