@@ -11,6 +11,12 @@ const HOP: usize = 160;
 const BINS: usize = WINDOW / 2 + 1;
 /// Frames of a chunk: 30 seconds.
 const CHUNK: usize = 3000;
+/// Samples of the reflection before the first one.
+const PAD: usize = WINDOW / 2;
+/// Most frames of a window of Qwen 3's encoder.
+const LONGEST: usize = 800;
+/// Frames that it convolves at once.
+const PART: usize = 100;
 /// Power below which values of a frame are cut: 2^-24.
 const FLOOR: f64 = 5.960464477539063e-08;
 /// Hertz at which Slaney's mel scale turns from linear to logarithmic.
@@ -58,27 +64,53 @@ impl LogMel {
         if samples.is_empty() {
             return Vec::new();
         }
-        let half = WINDOW / 2;
-        let mut padded = vec![0.0; samples.len().max(half + 1) + CHUNK * HOP + 2 * half];
-        padded[half..half + samples.len()].copy_from_slice(samples);
-        for i in 0..half {
-            padded[i] = padded[2 * half - i];
-        }
-        let n_frame = (padded.len() - WINDOW) / HOP + 1;
-        let mut frames: Vec<f32> = Vec::with_capacity(n_frame * self.n_mel);
-        for at in (0..n_frame).map(|i| i * HOP) {
-            self.frame(&padded[at..at + WINDOW], &mut frames);
-        }
-        normalise(&mut frames);
-        let chunk = |frames: &[f32]| MelChunk {
-            n_frame: CHUNK,
-            values: (0..self.n_mel)
-                .flat_map(|m| frames[m..].iter().step_by(self.n_mel))
-                .copied()
-                .collect(),
-        };
+        let mut padded = reflected(samples);
+        padded.resize(samples.len().max(PAD + 1) + CHUNK * HOP + 2 * PAD, 0.0);
+        let mut frames = self.frames(&padded);
+        let least = least(&frames);
+        normalise(&mut frames, f64::from(least as f32));
         // a last part that is no whole chunk is padding
-        frames.chunks_exact(CHUNK * self.n_mel).map(chunk).collect()
+        let chunks = frames.chunks_exact(CHUNK * self.n_mel);
+        chunks.map(|chunk| self.by_band(chunk)).collect()
+    }
+
+    /// As [`LogMel::chunks`], in the windows of 8 seconds that Qwen 3's encoder reads; the last is
+    /// filled up with zeros to whole seconds.
+    pub fn windows(&self, samples: &[f32]) -> Vec<MelChunk> {
+        if samples.is_empty() {
+            return Vec::new();
+        }
+        let mut padded = reflected(samples);
+        let last = samples.iter().rev().skip(1).chain(std::iter::repeat(&0.0));
+        padded.extend(last.take(PAD));
+        let mut frames = self.frames(&padded);
+        let least = least(&frames);
+        normalise(&mut frames, least);
+        let windows = frames.chunks(LONGEST * self.n_mel).map(|window| {
+            let mut window = window.to_vec();
+            let unit = PART * self.n_mel;
+            window.resize(window.len().next_multiple_of(unit), 0.0);
+            self.by_band(&window)
+        });
+        windows.collect()
+    }
+
+    /// Returns the logarithms of all whole frames, `[n_frame][n_mel]`.
+    fn frames(&self, samples: &[f32]) -> Vec<f32> {
+        let n_frame = (samples.len() - WINDOW) / HOP + 1;
+        let mut frames = Vec::with_capacity(n_frame * self.n_mel);
+        for at in (0..n_frame).map(|i| i * HOP) {
+            self.frame(&samples[at..at + WINDOW], &mut frames);
+        }
+        frames
+    }
+
+    fn by_band(&self, frames: &[f32]) -> MelChunk {
+        let band = |m: usize| frames[m..].iter().step_by(self.n_mel).copied();
+        MelChunk {
+            n_frame: frames.len() / self.n_mel,
+            values: (0..self.n_mel).flat_map(band).collect(),
+        }
     }
 
     /// Appends the logarithms of a frame's bands.
@@ -103,17 +135,22 @@ impl LogMel {
     }
 }
 
-/// Cuts values 8 below the highest, and moves them to about -1 to 1.
-fn normalise(values: &mut [f32]) {
-    let highest = values.iter().copied().fold(-1e20, f32::max);
-    let least = f64::from(highest) - 8.0;
+/// Returns the samples after a reflection of the first ones, the very first left out.
+fn reflected(samples: &[f32]) -> Vec<f32> {
+    let at = |i: usize| samples.get(i).copied().unwrap_or(0.0);
+    let first = (1..=PAD).rev().map(at);
+    first.chain(samples.iter().copied()).collect()
+}
+
+/// Returns the value below which others are cut: 8 below the highest.
+fn least(values: &[f32]) -> f64 {
+    f64::from(values.iter().copied().fold(-1e20, f32::max)) - 8.0
+}
+
+/// Cuts values below `least`, and moves them to about -1 to 1.
+fn normalise(values: &mut [f32], least: f64) {
     for x in values {
-        let cut = if f64::from(*x) < least {
-            least as f32
-        } else {
-            *x
-        };
-        *x = ((f64::from(cut) + 4.0) / 4.0) as f32;
+        *x = ((f64::from(*x).max(least) + 4.0) / 4.0) as f32;
     }
 }
 

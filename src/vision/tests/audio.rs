@@ -32,6 +32,8 @@ const EXACT: &Files = files!(
 /// Files whose samples two decoders round to 16 bits from slightly different values.
 const LOSSY: &Files = files!("m44.mp3", "s32.mp3");
 const MEL_128: &[u8] = include_bytes!("audio/mel128.f32");
+/// Of Qwen 3's windows.
+const MEL_QWEN: &[u8] = include_bytes!("audio/mel-qwen3.f32");
 const MEL_80: &[u8] = include_bytes!("audio/mel80.f32");
 
 fn floats(bytes: &[u8]) -> Vec<f32> {
@@ -95,6 +97,33 @@ fn spectrograms_are_libmtmds() {
             "{difference} at {at}"
         );
     }
+}
+
+#[test]
+fn windows_are_libmtmds() {
+    let windows = LogMel::new(128).windows(&samples(EXACT[0].1));
+    assert_eq!((windows.len(), windows[0].n_frame), (1, 100));
+    // the sound, and zeros after it
+    let frames = (0..24).flat_map(|f| windows[0].values[f..].iter().step_by(100));
+    let got: Vec<f32> = frames.copied().collect();
+    let expected = floats(MEL_QWEN);
+    assert_eq!(got.len(), expected.len());
+    let (difference, at) = largest(&got, &expected);
+    println!("windows: {difference:e} at {at}");
+    assert!(
+        difference < 2.0 * 400.0 * f32::EPSILON / 9.2,
+        "{difference} at {at}"
+    );
+    let frames = |n: usize| {
+        let windows = LogMel::new(80).windows(&vec![0.25; n]);
+        windows.iter().map(|w| w.n_frame).collect::<Vec<_>>()
+    };
+    assert!(frames(0).is_empty());
+    assert_eq!(frames(1), [100]);
+    assert_eq!(frames(160 * 99), [100]);
+    assert_eq!(frames(160 * 100), [200]);
+    assert_eq!(frames(160 * 799), [800]);
+    assert_eq!(frames(160 * 1000), [800, 300]);
 }
 
 #[test]
