@@ -76,4 +76,16 @@ pub enum Error {
     /// The image has more tokens than the encoder was prepared for.
     #[error("an image of {got} tokens: expected at most {most}")]
     TooManyImageTokens { got: usize, most: usize },
+    /// Unsupported format of a sound file.
+    #[error("expected a WAV, MP3 or FLAC file, got {got}")]
+    AudioFormat { got: String },
+    /// The sound cannot be decoded.
+    #[error("a damaged sound file: {why}")]
+    DamagedAudio { why: String },
+    /// The sound file exceeds the size limit.
+    #[error("a sound file of {got} bytes: expected at most {most}")]
+    TooManyAudioBytes { got: usize, most: usize },
+    /// The sound exceeds the time limit.
+    #[error("sound of more than {most} seconds: expected at most {most}")]
+    TooLong { most: usize },
 }

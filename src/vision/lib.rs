@@ -3,9 +3,12 @@
 //! runs it on a device, [`ImageEncoder`] combines them for a text model, [`EncoderCache`] registers
 //! encoded images with a loaded engine, and [`prompt`] inserts image tokens into prompts.
 //!
+//! [`audio`] decodes sound files and computes the spectrograms that audio encoders read.
+//!
 //! The only facts this crate uses of the text model are its embedding width and its number of
 //! deepstack layers.
 
+pub mod audio;
 pub mod encoder;
 mod encoder_cache;
 mod error;

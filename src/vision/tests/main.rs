@@ -1,5 +1,6 @@
 //! Tests of the vision crate's public interface.
 
+mod audio;
 mod batches;
 mod bitmaps;
 mod encoder;
