@@ -2,13 +2,14 @@
 
 use octavo_kernels::Pairing;
 
-use super::{Error, Hparams, Keys, Spec, deepseek2};
+use super::{Error, Hparams, Images, Keys, Spec, deepseek2};
 use crate::hparams::{DefaultWidth, ExpertRules, IndexerRules, MIXTURE, RouterKeys};
 use crate::hparams::{experts_after_dense, indexers, latent_scores};
 
 pub(super) const SPEC: Spec = Spec {
     name: "deepseek32",
     ignores_yarn_betas: true,
+    images: Images::None,
     mtp: false,
     read_hparams,
     ..deepseek2::SPEC
