@@ -202,15 +202,16 @@ impl Binder<'_> {
         })
     }
 
-    /// Binds two products with biases, from merged patches to rows of the text model.
+    /// Binds two products with biases, from merged patches to rows of the text model, by way of
+    /// `inner` values.
     pub(super) fn two_products(
         &mut self,
         [up, down]: [&str; 2],
+        inner: usize,
         layer: Option<usize>,
     ) -> Result<[Step; 3], Error> {
-        let merged = self.h.merged();
-        let up = self.biased(up, merged, merged)?;
-        let down = self.biased(down, self.h.n_projected, merged)?;
+        let up = self.biased(up, inner, self.h.merged())?;
+        let down = self.biased(down, self.h.n_projected, inner)?;
         Ok(Step::two_products([up, down], layer))
     }
 

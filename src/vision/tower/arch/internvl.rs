@@ -29,10 +29,8 @@ pub(super) const SPEC: Spec = Spec {
         let merged = b.h.merged();
         let norm = b.layer_norm_step_with("mm.model.mlp.0", merged, None, EPS)?;
         let mut steps = vec![Step::merge(), norm];
-        let rows = b.h.n_projected;
-        let up = b.biased("mm.model.mlp.1", rows, merged)?;
-        let down = b.biased("mm.model.mlp.3", rows, rows)?;
-        steps.extend(Step::two_products([up, down], None));
+        let names = ["mm.model.mlp.1", "mm.model.mlp.3"];
+        steps.extend(b.two_products(names, b.h.n_projected, None)?);
         Ok(steps)
     },
     ..VIT

@@ -29,15 +29,13 @@ pub(super) const SPEC: Spec = Spec {
         ])
     },
     project: |b| {
-        let (n, rows, merged) = (b.h.n_embd, b.h.n_projected, b.h.merged());
+        let n = b.h.n_embd;
         let mut steps = Vec::new();
         steps.extend(b.optional_layer_norm_step("v.post_ln", n, "norm_b")?);
         steps.push(b.layer_norm_step_with("mm.input_norm", n, None, EPS)?);
         steps.push(Step::Merge(once("proj_inp_normed")));
         let inner = b.rows_of("mm.1.weight");
-        let up = b.biased("mm.1", inner, merged)?;
-        let down = b.biased("mm.2", rows, inner)?;
-        steps.extend(Step::two_products([up, down], None));
+        steps.extend(b.two_products(["mm.1", "mm.2"], inner, None)?);
         Ok(steps)
     },
     ..VIT

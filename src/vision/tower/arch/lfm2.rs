@@ -42,7 +42,7 @@ pub(super) const SPEC: Spec = Spec {
         ])
     },
     project: |b| {
-        let (n, rows, merged) = (b.h.n_embd, b.h.n_projected, b.h.merged());
+        let (n, merged) = (b.h.n_embd, b.h.merged());
         let mut steps = vec![
             b.layer_norm_step("v.post_ln", n, None)?,
             Step::Merge(once("pixel_shuffle")),
@@ -51,9 +51,7 @@ pub(super) const SPEC: Spec = Spec {
             steps.push(b.layer_norm_step_with("mm.input_norm", merged, None, EPS)?);
         }
         let inner = b.rows_of("mm.1.weight");
-        let up = b.biased("mm.1", inner, merged)?;
-        let down = b.biased("mm.2", rows, inner)?;
-        steps.extend(Step::two_products([up, down], None));
+        steps.extend(b.two_products(["mm.1", "mm.2"], inner, None)?);
         Ok(steps)
     },
     ..gemma3::SPEC

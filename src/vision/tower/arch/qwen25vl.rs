@@ -22,7 +22,7 @@ pub(super) const SPEC: Spec = Spec {
             b.rms_norm_step("v.post_ln", n, Some(behind))?,
             Step::merge(),
         ];
-        steps.extend(b.two_products(["mm.0", "mm.2"], None)?);
+        steps.extend(b.two_products(["mm.0", "mm.2"], b.h.merged(), None)?);
         Ok(steps)
     },
     ..QWEN

@@ -26,7 +26,7 @@ pub(super) const SPEC: Spec = Spec {
         // llama.cpp numbers this norm as if another block followed
         let norm = b.layer_norm_step("v.post_ln", n, Some(behind))?;
         let mut steps = vec![norm, Step::merge()];
-        steps.extend(b.two_products(["mm.0", "mm.2"], None)?);
+        steps.extend(b.two_products(["mm.0", "mm.2"], b.h.merged(), None)?);
         Ok(steps)
     },
     ..QWEN
@@ -56,7 +56,7 @@ fn block(b: &mut Binder<'_>, l: usize) -> Result<Block, Error> {
         let norm = b.layer_norm_step(&deepstack(l, "norm"), merged, Some(l))?;
         block.deepstack = vec![Step::merge(), norm];
         let names = [deepstack(l, "fc1"), deepstack(l, "fc2")];
-        let products = b.two_products([&names[0], &names[1]], Some(l))?;
+        let products = b.two_products([&names[0], &names[1]], b.h.merged(), Some(l))?;
         block.deepstack.extend(products);
     }
     Ok(block)
