@@ -79,7 +79,6 @@ impl Cache {
     }
 }
 
-/// Reads an image, if it is undamaged.
 /// Returns the SHA-256 hash, in hexadecimal digits, of all that a module's code is made from: its
 /// sources and macros, and the compiler with its options, as [`Nvrtc::key`] gives it.
 ///
@@ -101,6 +100,7 @@ pub fn inputs_hash(module: Module, compiler: &str) -> String {
     hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }
 
+/// Reads an image, if it is undamaged.
 fn read(path: &Path) -> Option<Vec<u8>> {
     let mut bytes = fs::read(path).ok()?;
     let at = bytes.len().checked_sub(HASH)?;

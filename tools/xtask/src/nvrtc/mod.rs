@@ -111,11 +111,15 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
     }
     let started = Instant::now();
     let mut record = Record::read(Path::new(record::PATH))?;
-    let taken = not_recorded(args, &compilers, &record, &jobs);
+    let jobs: Vec<(Job, String)> = jobs
+        .into_iter()
+        .map(|job| (job, record::inputs(&compilers[job.0], job)))
+        .collect();
+    let taken = not_recorded(args, &record, &jobs);
     let results = compile_all(&compilers, &taken, &args.dir.join(NVDISASM));
     let mut wrong: Vec<String> = Vec::new();
     let mut all: Vec<(usize, &str, Usage)> = Vec::new();
-    for (job, result) in results {
+    for ((job, inputs), result) in results {
         let (usages, bytes) = match result {
             Ok(done) => done,
             Err(error) => {
@@ -124,7 +128,6 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
             }
         };
         let facts = facts(&usages, bytes);
-        let inputs = record::inputs(&compilers[job.0], job);
         match record.facts(job, &inputs) {
             Some(before) if *before != facts => wrong.push(format!(
                 "{} {} {}: {} has {before:?}, but now it is {facts:?}",
@@ -140,7 +143,7 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
     if args.list {
         print_registers(&mut all);
     }
-    print_lanes(&compilers, &record, &jobs);
+    print_lanes(&record, &jobs);
     for error in &wrong {
         eprintln!("{error}");
     }
@@ -152,7 +155,7 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
         ));
     }
     if args.record {
-        record.retain(&jobs);
+        record.retain(jobs.iter().map(|(job, _)| *job));
         record.write(Path::new(record::PATH))?;
     }
     let (modules, seconds) = (taken.len(), started.elapsed().as_secs_f64());
@@ -166,16 +169,13 @@ pub(crate) fn run(args: &NvrtcArgs) -> Result<(), String> {
 }
 
 /// Returns the compilations that are not in the record, and the sample of those that are.
-fn not_recorded(args: &NvrtcArgs, compilers: &[Nvrtc], record: &Record, jobs: &[Job]) -> Vec<Job> {
-    if args.again || args.list || args.only.is_some() {
-        return jobs.to_vec();
-    }
+fn not_recorded(args: &NvrtcArgs, record: &Record, jobs: &[(Job, String)]) -> Vec<(Job, String)> {
+    let takes_all = args.again || args.list || args.only.is_some();
     let commit = record::commit();
-    let is_taken = |job: &Job| {
-        let inputs = record::inputs(&compilers[job.0], *job);
-        record.facts(*job, &inputs).is_none() || record::is_sampled(&inputs, &commit)
+    let is_taken = |(job, inputs): &&(Job, String)| {
+        takes_all || record.facts(*job, inputs).is_none() || record::is_sampled(inputs, &commit)
     };
-    jobs.iter().copied().filter(is_taken).collect()
+    jobs.iter().filter(is_taken).cloned().collect()
 }
 
 fn facts(usages: &[Usage], bytes: usize) -> Facts {
@@ -187,11 +187,10 @@ fn facts(usages: &[Usage], bytes: usize) -> Facts {
 }
 
 /// Prints a line for each compiler and architecture: the kernels found right, now or before.
-fn print_lanes(compilers: &[Nvrtc], record: &Record, jobs: &[Job]) {
+fn print_lanes(record: &Record, jobs: &[(Job, String)]) {
     let mut lanes: BTreeMap<(usize, &str), Facts> = BTreeMap::new();
-    for job in jobs {
-        let inputs = record::inputs(&compilers[job.0], *job);
-        let Some(facts) = record.facts(*job, &inputs) else {
+    for (job, inputs) in jobs {
+        let Some(facts) = record.facts(*job, inputs) else {
             continue;
         };
         let lane = lanes.entry((job.0, job.2)).or_insert(Facts {
@@ -252,17 +251,21 @@ fn targets(module: Module) -> Vec<(usize, &'static str)> {
 }
 
 /// Compiles with one thread per CPU; results come in order of completion.
-fn compile_all(compilers: &[Nvrtc], jobs: &[Job], nvdisasm: &Path) -> Vec<(Job, Compiled)> {
+fn compile_all(
+    compilers: &[Nvrtc],
+    jobs: &[(Job, String)],
+    nvdisasm: &Path,
+) -> Vec<((Job, String), Compiled)> {
     let (next, results) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {
         for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
-                while let Some(&job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let result = compile(&compilers[job.0], job, nvdisasm);
+                while let Some(job) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let result = compile(&compilers[job.0.0], job.0, nvdisasm);
                     results
                         .lock()
                         .expect("no panic under the lock")
-                        .push((job, result));
+                        .push((job.clone(), result));
                 }
             });
         }

@@ -103,8 +103,8 @@ impl Record {
     }
 
     /// Forgets all but these compilations.
-    pub(super) fn retain(&mut self, jobs: &[Job]) {
-        let names: Vec<_> = jobs.iter().map(|job| name(*job)).collect();
+    pub(super) fn retain(&mut self, jobs: impl Iterator<Item = Job>) {
+        let names: Vec<_> = jobs.map(name).collect();
         self.lines.retain(|line, _| names.contains(line));
     }
 }
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(read.facts(JOB, "ab"), Some(&facts()));
         assert_eq!(read.facts(JOB, "ac"), None);
         assert_eq!(read.facts((0, JOB.1, JOB.2), "ab"), None);
-        read.retain(&[(0, JOB.1, JOB.2)]);
+        read.retain([(0, JOB.1, JOB.2)].into_iter());
         assert_eq!(read, Record::default());
         for damaged in [
             "",
