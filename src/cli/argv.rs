@@ -18,7 +18,10 @@ pub(super) enum Spelling {
     /// Ours, of an option that may be llama.cpp's.
     Ours(String),
     /// None, since llama.cpp's option asks for what is so anyway.
-    LeftOut,
+    LeftOut {
+        /// Whether the next argument may be its value.
+        may_have_value: bool,
+    },
     /// None, since neither program has such an option.
     Unknown,
 }
@@ -53,16 +56,18 @@ pub(super) fn expand(
         let arg = match replaced(own, text)? {
             Spelling::Ours(ours) => ours,
             Spelling::Unknown => text.to_owned(),
-            Spelling::LeftOut => {
-                // its value goes with it
-                args.next_if(|(_, next)| is_value_of(text, next));
+            Spelling::LeftOut { may_have_value } => {
+                args.next_if(|(_, next)| may_have_value && is_switch_or_number(next));
                 continue;
             }
         };
         let takes_next = takes_next(own, &arg);
-        match name(text) {
-            "-b" | "--batch-size" => logical.push(expanded.len()..expanded.len() + 2),
-            "-ub" | "--ubatch-size" => has_physical = true,
+        match split(text) {
+            ("-b" | "--batch-size", value) => {
+                let n = if value.is_some() { 1 } else { 2 };
+                logical.push(expanded.len()..expanded.len() + n);
+            }
+            ("-ub" | "--ubatch-size", _) => has_physical = true,
             _ => {}
         }
         expanded.push(arg.into());
@@ -73,42 +78,31 @@ pub(super) fn expand(
     // the size of a step is the physical one, where llama.cpp is told both
     if has_physical {
         for range in logical.into_iter().rev() {
-            let has_value = expanded[range.start]
-                .to_str()
-                .is_some_and(|arg| arg.contains('='));
-            let end = if has_value {
-                range.start + 1
-            } else {
-                range.end
-            };
-            expanded.drain(range.start..end.min(expanded.len()));
+            expanded.drain(range.start..range.end.min(expanded.len()));
         }
     }
     Ok(expanded)
 }
 
-/// Returns the name of an option, without a value behind `=`.
-fn name(text: &str) -> &str {
-    text.split_once('=').map_or(text, |(name, _)| name)
+/// Splits an option into its name and the value behind `=`.
+fn split(text: &str) -> (&str, Option<&str>) {
+    match text.split_once('=') {
+        Some((name, value)) => (name, Some(value)),
+        None => (text, None),
+    }
 }
 
-/// Returns whether this is the value of an option that is left out.
-fn is_value_of(option: &str, next: &OsString) -> bool {
-    let found = OPTIONS.iter().find(|(names, _)| names.contains(&option));
-    let has_value = found.is_some_and(|(_, here)| matches!(here, Here::AlwaysOf));
-    let is_value = |next: &str| {
-        matches!(next, "on" | "off" | "auto" | "true" | "false") || next.parse::<f64>().is_ok()
-    };
-    has_value && next.to_str().is_some_and(is_value)
+/// Returns whether an argument is what an option that is left out may be given.
+fn is_switch_or_number(arg: &OsString) -> bool {
+    arg.to_str().is_some_and(|arg| {
+        matches!(arg, "on" | "off" | "auto" | "true" | "false") || arg.parse::<f64>().is_ok()
+    })
 }
 
 /// Returns our spelling of a llama.cpp option; it is unknown if it is not one, or if the command
 /// has an option of that name.
 fn replaced(command: &Command, text: &str) -> Result<Spelling, Failure> {
-    let (name, value) = match text.split_once('=') {
-        Some((name, value)) => (name, Some(value)),
-        None => (text, None),
-    };
+    let (name, value) = split(text);
     if has(command, name) {
         return Ok(Spelling::Unknown);
     }
@@ -120,7 +114,9 @@ fn replaced(command: &Command, text: &str) -> Result<Spelling, Failure> {
             Some(value) => format!("{ours}={value}"),
             None => (*ours).to_owned(),
         })),
-        Here::Always | Here::AlwaysOf => Ok(Spelling::LeftOut),
+        Here::Always | Here::AlwaysOf => Ok(Spelling::LeftOut {
+            may_have_value: *here == Here::AlwaysOf && value.is_none(),
+        }),
         Here::Is(_) if command.get_name() == "octavo" => Err(Failure::Usage(format!(
             "octavo has no {name} before its command (see --help)"
         ))),

@@ -237,8 +237,9 @@ impl Reader {
             _ => {}
         }
         let found = self.argument(key);
-        let takes_values = |arg: &&Arg| arg.get_action().takes_values();
-        if let Some(arg) = found.as_ref().ok().filter(|arg| takes_values(arg)) {
+        if let Ok(Some(arg)) = &found
+            && arg.get_action().takes_values()
+        {
             let id = arg.get_id().to_string();
             options.args.insert(id, vec![value.into()]);
             return Ok(());
@@ -246,12 +247,7 @@ impl Reader {
         // a switch that is off is the opposite one, if there is one
         let arg = match ini::is_off(value) {
             true => argv::argument(&self.command, &format!("--no-{key}")),
-            false => match found {
-                Ok(arg) => Some(arg),
-                // what is as that key wants it anyway
-                Err(_) if self.is_left_out(key) => None,
-                Err(what) => return Err(what),
-            },
+            false => found?,
         };
         if let Some(arg) = arg {
             options.args.insert(arg.get_id().to_string(), Vec::new());
@@ -269,10 +265,9 @@ impl Reader {
                 options.at_start = Some(at_start?);
                 continue;
             }
-            if self.is_left_out(&key) {
+            let Some(arg) = self.argument(&key)? else {
                 continue;
-            }
-            let arg = self.argument(&key)?;
+            };
             let values = self.values(&key, arg, value)?;
             if let Some(values) = values
                 && options
@@ -286,8 +281,8 @@ impl Reader {
         Ok(options)
     }
 
-    /// Returns the argument that a key names.
-    fn argument(&self, key: &str) -> Result<&Arg, String> {
+    /// Returns the argument that a key names; `None` if it asks for what is so anyway.
+    fn argument(&self, key: &str) -> Result<Option<&Arg>, String> {
         let own = match key {
             "path" => "model",
             "aliases" => "alias",
@@ -297,9 +292,12 @@ impl Reader {
             let name = format!("{dashes}{own}");
             let spelled = argv::spelled(&self.command, &name);
             let spelled = spelled.map_err(|failure| format!("{key}: {}", failure.message()))?;
-            if let Spelling::Ours(name) = spelled
-                && let Some(found) = argv::argument(&self.command, &name)
-            {
+            let found = match spelled {
+                Spelling::LeftOut { .. } => return Ok(None),
+                Spelling::Ours(name) => argv::argument(&self.command, &name),
+                Spelling::Unknown => None,
+            };
+            if found.is_some() {
                 return Ok(found);
             }
         }
@@ -309,15 +307,6 @@ impl Reader {
                 None => format!("{key}: expected an option of octavo serve, found another key"),
             },
         )
-    }
-
-    /// Returns whether a key asks for what is so anyway.
-    fn is_left_out(&self, key: &str) -> bool {
-        let is_so = |dashes| {
-            let spelled = argv::spelled(&self.command, &format!("{dashes}{key}"));
-            matches!(spelled, Ok(Spelling::LeftOut))
-        };
-        is_so("--") || is_so("-")
     }
 
     /// Returns the values of an argument; `None` for a switch that is off.

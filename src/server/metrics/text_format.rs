@@ -4,33 +4,26 @@
 /// what they are called in their samples, and lines for units and for the end mean nothing.
 pub(crate) fn in_text_format(open: &str) -> String {
     let mut text = String::with_capacity(open.len());
-    // lines about a metric, until its type is known
-    let mut about: Vec<(&str, &str)> = Vec::new();
+    // comes before the type, which says how its metric is called
+    let mut help = None;
     for line in open.lines() {
-        let described = ["# HELP ", "# UNIT ", "# TYPE "]
-            .into_iter()
-            .find_map(|kind| Some((kind, line.strip_prefix(kind)?)));
-        match described {
-            Some(("# TYPE ", rest)) => {
-                let (name, kind) = rest.split_once(' ').unwrap_or((rest, ""));
-                let (end, kind) = match kind {
-                    "counter" => ("_total", kind),
-                    "info" => ("_info", "gauge"),
-                    "unknown" => ("", "untyped"),
-                    _ => ("", kind),
-                };
-                for (name, help) in about.drain(..) {
-                    text.push_str(&format!("# HELP {name}{end} {help}\n"));
-                }
-                text.push_str(&format!("# TYPE {name}{end} {kind}\n"));
+        if let Some(rest) = line.strip_prefix("# HELP ") {
+            help = rest.split_once(' ');
+        } else if let Some(rest) = line.strip_prefix("# TYPE ") {
+            let (name, kind) = rest.split_once(' ').unwrap_or((rest, ""));
+            let (end, kind) = match kind {
+                "counter" => ("_total", kind),
+                "info" => ("_info", "gauge"),
+                "unknown" => ("", "untyped"),
+                _ => ("", kind),
+            };
+            if let Some((name, help)) = help.take() {
+                text.push_str(&format!("# HELP {name}{end} {help}\n"));
             }
-            Some(("# HELP ", rest)) => about.push(rest.split_once(' ').unwrap_or((rest, ""))),
-            Some(_) => {}
-            None if line == "# EOF" => {}
-            None => {
-                text.push_str(line);
-                text.push('\n');
-            }
+            text.push_str(&format!("# TYPE {name}{end} {kind}\n"));
+        } else if !line.starts_with("# ") {
+            text.push_str(line);
+            text.push('\n');
         }
     }
     text
